@@ -12,18 +12,22 @@ use vellum::arch::X86_64;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
-use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::page_cache::{Object, ObjectError, Overwrite, Readahead, Writeback};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, write_back};
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Access, Config, Fast, Program};
+use vellum_sim::{Access, Config, Fast, Program, Simulated};
 
 const USAGE: &str =
     "usage: profile touch|unmap|discard|fork|exit|protect|free|pageout|swap-in [ascending|random|pieces [KIB [MIB]]]
 MIB of memory, 64 without it, are touched in folios of KIB, 4 without it: the operation is then run on them.
 pieces: in random order, in memory of which another program holds all but about MIB, in pieces of up to 4 MiB.
 touch: the touching itself. discard: MADV_DONTNEED. exit: of a child that shares all of it. free: MADV_FREE.
-swap-in: of same-filled pages, by reads.";
+swap-in: of same-filled pages, by reads.
+Or of a file that a disk has, in folios of at most KIB: file-fill (the host writes it, 64 KiB at a time),
+file-read (of pages in memory, 64 KiB at a time), file-touch (of pages in memory), file-dirty (of clean pages),
+file-write-back, file-pageout (of clean pages, which are mapped).";
 
 const PAGE: u64 = 4096;
 
@@ -52,7 +56,93 @@ fn usage() -> ! {
     std::process::exit(2)
 }
 
+/// Runs an operation on a file.
+fn run_file(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
+    const CHUNK: u64 = 16;
+    let chunk = (folio / PAGE).min(CHUNK);
+    let mut order: Vec<u64> = (0..len / PAGE / chunk).map(|n| n * chunk).collect();
+    if arm != "ascending" {
+        let mut dice = oorandom::Rand64::new(1);
+        (1..order.len()).rev().for_each(|n| order.swap(n, dice.rand_range(0..n as u64 + 1) as usize));
+    }
+    let host = Config::new(2 * len + (64 << 20)).cpus(1).prefault().fast()?;
+    let cpu = host.cpu(0);
+    let machine = Machine::boot(&host, Default::default())?;
+    machine.policy().set_global(Knob::Always);
+    machine.policy().set_prealloc_orders(((2 * folio / PAGE) - 1) as u32);
+    let arch = X86_64::four_levels();
+    let object = Object::with_store(&machine, &arch, MemcgId::ROOT, 1, len)?;
+    let (space, mut opener) =
+        (AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default())?, Readahead::new(128));
+    let flags = MapFlags::NORESERVE | MapFlags::SHARED;
+    let start = space.map_object(MapRequest { addr: 0, len, prot: Prot::READ | Prot::WRITE, flags }, &object, 0)?;
+    let all = VirtRange { start, end: start + len };
+    let fill = || {
+        order.iter().try_for_each(|page| {
+            let mut at = *page;
+            while at < page + chunk {
+                let over = Overwrite::begin(&object, at..page + chunk, MemcgId::ROOT)?.ok_or(ObjectError::Busy)?;
+                let pages = over.pages();
+                over.finish(pages.end - pages.start, 0);
+                at = pages.end;
+            }
+            Ok::<_, ObjectError>(())
+        })
+    };
+    let write_back = || {
+        write_back(&[&space][..], &object, &mut Writeback::start(0..u64::MAX))?;
+        Ok::<_, ObjectError>(())
+    };
+    let finish = || while host.hardware().files().finish_any_write(&machine).is_some() {};
+    let mut read = || {
+        (0..len / PAGE).step_by(CHUNK as usize).try_for_each(|page| {
+            object.read_ahead(&mut opener, page..page + CHUNK, MemcgId::ROOT)?;
+            let mut at = page;
+            while at < page + CHUNK {
+                let pages = object.pages(at..page + CHUNK)?.ok_or(ObjectError::Busy)?;
+                at += pages.len() as u64 / PAGE;
+            }
+            Ok::<_, ObjectError>(())
+        })
+    };
+    if operation == "file-fill" {
+        measured(fill)?;
+    } else {
+        fill()?;
+    }
+    if operation == "file-write-back" {
+        measured(write_back)?;
+    } else {
+        write_back()?;
+    }
+    finish();
+    let program = cpu.enter(&space);
+    let touch = |access| program.touch(all, PAGE, access).map_err(|_| "an access was refused");
+    match operation {
+        "file-fill" | "file-write-back" => {}
+        "file-read" => measured(&mut read)?,
+        "file-touch" => drop(measured(|| touch(Access::Read))?),
+        "file-dirty" => {
+            touch(Access::Read)?;
+            measured(|| touch(Access::Write))?;
+            write_back()?;
+            finish();
+        }
+        "file-pageout" => {
+            touch(Access::Read)?;
+            measured(|| space.advise(start, len, Advise::PageOut))?;
+            measured(|| space.advise(start, len, Advise::PageOut))?;
+        }
+        _ => usage(),
+    }
+    println!("{}", len / PAGE);
+    Ok(())
+}
+
 fn run(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
+    if operation.starts_with("file-") {
+        return run_file(operation, arm, folio, len);
+    }
     // Twice the memory, for copies or compressed pages, and some for page tables.
     let host = Config::new(2 * len + len / 8 + (64 << 20)).cpus(1).prefault().fast()?;
     let cpu = host.cpu(0);

@@ -2,6 +2,8 @@
 
 use core::ops::Range;
 
+use arrayvec::ArrayVec;
+
 use super::index::{Entry, FreedNodes};
 use super::swap_out::{NoSwapSpace, SwapOut};
 use super::{Object, Writeback, Writes, mapping, remove};
@@ -9,24 +11,42 @@ use crate::addr::Pfn;
 use crate::frame::{Counts, Frame};
 use crate::platform::{FailPoint, Platform, allows};
 
+/// The number of folios that are dropped under one hold of the object's lock (INV-11).
+const MAX_BATCH: usize = 16;
+
 impl<P: Platform> Object<'_, P> {
-    /// Takes an isolated folio, which no PTE maps, out of the object: writes it to swap, or, if the
-    /// object has a store, drops it, or has the host write its dirty pages, so that a later call
-    /// drops it. It stays if there are other references to it, or if a CPU wants one of its pages.
-    /// With `ends_wanted`, a page of a store does not count as wanted any more then, so that the
-    /// next call drops it. The caller keeps its own reference to the folio. No lock is held.
+    /// Takes isolated folios, which no PTE maps, out of the object: writes them to swap, or, if the
+    /// object has a store, drops them, and has the host write their dirty pages, so that a later
+    /// call drops these. A folio stays if there are other references to it, or if a CPU wants one
+    /// of its pages. With `ends_wanted`, a page of a store does not count as wanted any more then,
+    /// so that the next call drops it. The caller keeps its own references to the folios. No lock
+    /// is held.
     ///
     /// # Errors
-    /// [`NoSwapSpace`]: the folio would have to be written to swap, and has not been, at least not
-    /// as a whole.
-    pub(crate) fn evict(&self, head: Pfn, frame: &Frame, ends_wanted: bool) -> Result<(), NoSwapSpace> {
-        if self.head().has_store {
-            if !start_write(self, frame) {
-                drop_folio(self, head, frame, ends_wanted);
-            }
-            return Ok(());
+    /// [`NoSwapSpace`]: a folio would have to be written to swap, and has not been, at least not as
+    /// a whole. Those after it were not tried.
+    pub(crate) fn evict<'f>(
+        &self,
+        mut folios: impl Iterator<Item = (Pfn, &'f Frame)> + Clone,
+        ends_wanted: bool,
+    ) -> Result<(), NoSwapSpace> {
+        let resched = || self.machine.platform().resched();
+        if !self.head().has_store {
+            return folios.try_for_each(|(head, frame)| {
+                resched();
+                SwapOut(self).swap_out(head, frame)
+            });
         }
-        SwapOut(self).swap_out(head, frame)
+        if self.page_counts().dirty > 0 {
+            folios.clone().for_each(|(_, frame)| {
+                resched();
+                start_write(self, frame);
+            });
+        }
+        while drop_batch(self, &mut folios, ends_wanted) {
+            resched();
+        }
+        Ok(())
     }
 }
 
@@ -53,55 +73,64 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
             continue;
         }
         drop(state);
-        drop_folio(object, head, frame, true);
+        drop_batch(object, &mut core::iter::once((head, frame)), true);
         machine.put_folio(head, 1, 0);
         page = folio.end.max(page);
         machine.platform().resched();
     }
 }
 
-/// Has the host write the dirty pages of an isolated folio, and returns whether it has any. No PTE
-/// maps the folio: one that does by now stays, and the next call of this function finds it
-/// unmapped.
-fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> bool {
-    let first = mapping::folio_index(frame.data());
-    let mut pass = Writeback::start(first..first + (1 << (frame.order() - object.head().page_order)));
-    let mut has_dirty = false;
+/// Has the host write the dirty pages of an isolated folio. No PTE maps the folio: one that does by
+/// now stays, and the next call of this function finds it unmapped.
+fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) {
+    let mut pass = Writeback::start(pages_of(object, frame));
     while let Ok(Some(batch)) = Writes(object).next_write(&mut pass, Some(frame)) {
-        has_dirty = true;
         Writes(object).write(batch);
     }
-    has_dirty
 }
 
-/// Removes a folio of an object with a store, to which the caller has a reference, from the object
-/// (Linux: `__remove_mapping`). Its contents are in the host's storage. Leaves it if it is dirty,
-/// if a PTE maps it, if there are other references to it, or while the object's gate is closed
-/// (INV-21). Takes the object's lock.
-fn drop_folio<P: Platform>(object: &Object<'_, P>, head: Pfn, frame: &Frame, ends_wanted: bool) {
+/// Returns the pages that a folio of the object had when it was inserted.
+fn pages_of<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> Range<u64> {
+    let first = mapping::folio_index(frame.data());
+    first..first + (1 << (frame.order() - object.head().page_order))
+}
+
+/// Removes the first of these folios, to each of which the caller has a reference, from an object
+/// with a store (Linux: `__remove_mapping`). Their contents are in the host's storage. Leaves those
+/// that have dirty pages, that a PTE maps, or to which there are other references, and all while
+/// the object's gate is closed (INV-21). Returns whether there may be more folios. Takes the
+/// object's lock.
+fn drop_batch<'f, P: Platform>(
+    object: &Object<'_, P>,
+    folios: &mut impl Iterator<Item = (Pfn, &'f Frame)>,
+    ends_wanted: bool,
+) -> bool {
     let (machine, frames) = (object.machine, object.machine.frames());
     let page_order = object.head().page_order;
-    let first = mapping::folio_index(frame.data());
-    let pages = first..first + (1 << (frame.order() - page_order));
     if object.head().gate.is_closed() {
-        return;
+        return false;
     }
-    let mut nodes = FreedNodes::new();
+    let (mut nodes, mut dropped) = (FreedNodes::new(), ArrayVec::<_, MAX_BATCH>::new());
     let mut state = object.lock();
-    // Other CPUs take references to the object's pages under its lock only, and those that find
-    // the folio in another way do not use its contents.
-    let is_unshared = |present| {
-        frame.counts() == Counts { refs: present + 1, maps: 0 } && allows(machine.platform(), FailPoint::Unpinned)
-    };
-    let removed =
-        state.index.remove_clean(frames, pages, (head, 1 << page_order, ends_wanted), is_unshared, &mut nodes);
-    if removed > 0 {
-        mapping::clear_object(frame);
+    let mut tried = 0;
+    for (head, frame) in folios.take(MAX_BATCH) {
+        tried += 1;
+        // Other CPUs take references to the object's pages under its lock only, and those that find
+        // the folio in another way do not use its contents.
+        let is_unshared = |present| {
+            frame.counts() == Counts { refs: present + 1, maps: 0 } && allows(machine.platform(), FailPoint::Unpinned)
+        };
+        let of_folio = (head, 1 << page_order, ends_wanted);
+        let removed = state.index.remove_clean(frames, pages_of(object, frame), of_folio, is_unshared, &mut nodes);
+        if removed > 0 {
+            mapping::clear_object(frame);
+            dropped.push((head, frame, removed));
+        }
     }
     drop(state);
-    if removed > 0 {
-        machine.count(object.head().pages_counter(), (u64::from(removed) << page_order).wrapping_neg());
-        machine.put_refs(head, frame, removed);
-        remove::free_nodes(machine, nodes);
-    }
+    let pages: u64 = dropped.iter().map(|(_, _, removed)| u64::from(*removed)).sum();
+    machine.count(object.head().pages_counter(), (pages << page_order).wrapping_neg());
+    dropped.into_iter().for_each(|(head, frame, removed)| machine.put_refs(head, frame, removed));
+    remove::free_nodes(machine, nodes);
+    tried == MAX_BATCH
 }

@@ -48,6 +48,8 @@ const READING: u64 = 1 << 4;
 const DIRTY: u64 = 1 << 5;
 /// Bit of an entry with a frame number: the host is writing the page to the storage.
 const WRITING: u64 = 1 << 6;
+/// Bit of an entry with a frame number: a PTE may allow writes to the page.
+const WRITABLE: u64 = 1 << 7;
 const DEVICE_SHIFT: u32 = 4;
 
 /// The decoded entry of a page that exists.
@@ -112,8 +114,8 @@ fn swap_word(device: u8, slot: u32) -> u64 {
 pub(super) enum NextHole {
     /// The number of the first page that does not exist.
     At(u64),
-    /// The node has no hole from the start of the search on. The number of the first page after the
-    /// node, at which the search goes on.
+    /// There is none in the part of the node that was searched. The number of the page after that
+    /// part, at which the search goes on.
     NotBelow(u64),
 }
 
@@ -194,6 +196,16 @@ impl<P: Platform> Node<'_, '_, P> {
         self.entry(index).load(Relaxed)
     }
 
+    /// Returns the entries of `pages` in this node of the last level, which has them all.
+    #[inline]
+    fn entries(&self, pages: &Range<u64>) -> &[AtomicU64] {
+        let (first, count) = (index_at(pages.start, 0), pages.end.saturating_sub(pages.start));
+        debug_assert!(first + count <= FANOUT, "the pages of a folio are not in one node of the index");
+        let count = count.min(FANOUT - first) as usize;
+        // SAFETY: as in `entry`; the slice ends within the node.
+        unsafe { core::slice::from_raw_parts(self.entry(first), count) }
+    }
+
     /// Returns the number of entries that are not 0, from the node's descriptor.
     fn live_count(&self) -> u32 {
         self.frames.frame(self.at).link(1).load(Relaxed)
@@ -213,6 +225,18 @@ impl<P: Platform> Node<'_, '_, P> {
         self.frames.frame(self.at).link(1).store(left, Relaxed);
         left
     }
+}
+
+/// Returns whether entries have `word` and the words that follow it, `step` frames apart, but for
+/// the bits in `ignored`. One pass without a branch, as this mostly holds.
+#[inline]
+fn are_in_a_row(entries: &[AtomicU64], mut word: u64, step: u32, ignored: u64) -> bool {
+    let mut differs = 0;
+    for entry in entries {
+        differs |= entry.load(Relaxed) ^ word;
+        word += u64::from(step) << FRAME_SHIFT;
+    }
+    differs & !ignored == 0
 }
 
 /// Initialises a node in a zeroed frame that no other CPU can reach.
@@ -334,13 +358,22 @@ impl Index {
             });
         }
         let node = Node { frames, at };
-        let frames_of_page = u64::from(step) << FRAME_SHIFT;
         let mut word = entry.encode();
-        for page in pages.clone() {
-            node.set(index_at(page, 0), word);
-            word += frames_of_page;
+        for entry in node.entries(&pages) {
+            debug_assert_eq!(entry.load(Relaxed), 0);
+            entry.store(word, Relaxed);
+            word += u64::from(step) << FRAME_SHIFT;
         }
-        self.pages += pages.end - pages.start;
+        let count = pages.end - pages.start;
+        frames.frame(at).link(1).store(node.live_count() + count as u32, Relaxed);
+        self.pages += count;
+    }
+
+    /// Returns the number of `pages`, all of which have their entries in one node, before the first
+    /// that exists.
+    pub(super) fn missing_run<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>) -> u64 {
+        let Some(node) = self.last_node(frames, pages.start) else { return pages.end - pages.start };
+        node.entries(&pages).iter().take_while(|entry| entry.load(Relaxed) == 0).count() as u64
     }
 
     /// Returns the number of `pages`, all of which have their entries in one node, that are in
@@ -354,10 +387,14 @@ impl Index {
         step: u32,
     ) -> u32 {
         let Some(node) = self.last_node(frames, pages.start) else { return 0 };
-        let is_next = |(page, i): &(u64, u32)| {
-            Entry::decode(node.get(index_at(*page, 0))) == Some(Entry::Resident(first.add(i * step)))
-        };
-        pages.zip(0..).take_while(is_next).count() as u32
+        const IGNORED: u64 = DIRTY | WRITING | WRITABLE | WANTED;
+        let entries = node.entries(&pages);
+        if are_in_a_row(entries, frame_word(first), step, IGNORED) {
+            return entries.len() as u32;
+        }
+        let is_next =
+            |i: &usize| are_in_a_row(&entries[*i..=*i], frame_word(first.add(*i as u32 * step)), step, IGNORED);
+        (0..entries.len()).take_while(is_next).count() as u32
     }
 
     /// Removes a page and returns its entry, or `None` if the page does not exist. Nodes that
@@ -415,9 +452,10 @@ impl Index {
         None
     }
 
-    /// Searches the node that covers `page` for the first page from `page` on that does not exist.
-    /// The work is bounded by the node's size (INV-11).
-    pub(super) fn next_hole<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> NextHole {
+    /// Searches the node that covers the first of `pages` for the first of them that does not
+    /// exist. The work is bounded by the node's size (INV-11).
+    pub(super) fn next_hole<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>) -> NextHole {
+        let page = pages.start;
         if !self.reaches(page) {
             return NextHole::At(page);
         }
@@ -429,11 +467,9 @@ impl Index {
             }
         }
         let node = Node { frames, at };
-        let base = page & !(FANOUT - 1);
-        match (index_at(page, 0)..FANOUT).find(|index| node.get(*index) == 0) {
-            Some(index) => NextHole::At(base + index),
-            None => NextHole::NotBelow(base + FANOUT),
-        }
+        let end = pages.end.min((last_node_of(page) + 1) * FANOUT);
+        let hole = node.entries(&(page..end)).iter().position(|entry| entry.load(Relaxed) == 0);
+        hole.map_or(NextHole::NotBelow(end), |hole| NextHole::At(page + hole as u64))
     }
 
     /// Marks pages as under writeback. Each page has `step` frames, and `first` is the first frame
@@ -492,8 +528,21 @@ impl Index {
         may_remove: impl FnOnce(u32) -> bool,
         freed: &mut FreedNodes,
     ) -> u32 {
-        let (mut count, mut wanted, mut last, mut page) = (0, false, pages.start, pages.start);
-        self.for_each_word(frames, pages.clone(), first, step, |word, plain| {
+        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
+        let entries = node.entries(&pages);
+        if are_in_a_row(entries, frame_word(first), step, 0) && node.live_count() > entries.len() as u32 {
+            let count = entries.len() as u32;
+            if !may_remove(count) {
+                return 0;
+            }
+            entries.iter().for_each(|entry| entry.store(0, Relaxed));
+            frames.frame(node.at).link(1).store(node.live_count() - count, Relaxed);
+            self.pages -= u64::from(count);
+            return count;
+        }
+        let plains = || (0..).map(|i| frame_word(first.add(i * step)));
+        let (mut count, mut wanted, mut last) = (0, false, pages.start);
+        for ((page, word), plain) in (pages.start..).zip(node.entries(&pages)).zip(plains()) {
             let found = word.load(Relaxed);
             if found & !WANTED == plain {
                 (count, last) = (count + 1, page);
@@ -502,23 +551,25 @@ impl Index {
                     word.store(if ends_wanted { plain } else { found }, Relaxed);
                 }
             }
-            page += 1;
-        });
+        }
         if count == 0 || wanted || !may_remove(count) {
             return 0;
         }
-        // All but the last are cleared here; the last is removed as a page is, with the nodes that
-        // are empty then.
-        self.for_each_word(frames, pages.start..last, first, step, |word, plain| {
+        // The last page of a node is removed as a page is, with the nodes that are empty then.
+        let live = node.live_count();
+        let is_last = live == count;
+        let cleared = if is_last { pages.start..last } else { pages };
+        for (word, plain) in node.entries(&cleared).iter().zip(plains()) {
             if word.load(Relaxed) == plain {
                 word.store(0, Relaxed);
             }
-        });
-        if let Some(node) = self.last_node(frames, last) {
-            frames.frame(node.at).link(1).store(node.live_count() - (count - 1), Relaxed);
         }
-        self.pages -= u64::from(count - 1);
-        self.remove(frames, last, freed);
+        let cleared = count - u32::from(is_last);
+        frames.frame(node.at).link(1).store(live - cleared, Relaxed);
+        self.pages -= u64::from(cleared);
+        if is_last {
+            self.remove(frames, last, freed);
+        }
         count
     }
 
@@ -618,16 +669,15 @@ impl Index {
         step: u32,
         mut f: impl FnMut(&AtomicU64, u64),
     ) {
-        let node = self.last_node(frames, pages.start);
-        debug_assert!(
-            pages.is_empty() || (pages.end - 1) / FANOUT == pages.start / FANOUT,
-            "the pages of a folio are not in one node of the index"
-        );
-        for (i, page) in pages.enumerate() {
+        let mut plain = frame_word(first);
+        let mut call = |word: &AtomicU64| {
+            f(word, plain);
+            plain += u64::from(step) << FRAME_SHIFT;
+        };
+        match self.last_node(frames, pages.start) {
+            Some(node) => node.entries(&pages).iter().for_each(call),
             // If the node was removed, no page of it exists, so a zero word stands for each entry.
-            let none = AtomicU64::new(0);
-            let word = node.as_ref().map_or(&none, |node| node.entry(index_at(page, 0)));
-            f(word, frame_word(first.add(i as u32 * step)));
+            None => pages.for_each(|_| call(&AtomicU64::new(0))),
         }
     }
 }

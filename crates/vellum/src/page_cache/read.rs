@@ -218,13 +218,12 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             if at >= end {
                 return None;
             }
-            match state.index.next_hole(frames, at) {
-                NextHole::At(first) if first < end => {
+            match state.index.next_hole(frames, at..end) {
+                NextHole::At(first) => {
                     let end = end.min((last_node_of(first) + 1) * FANOUT);
-                    let last = (first..end).take_while(|page| state.index.find(frames, *page).is_none()).last()?;
-                    return Some((first..last + 1, state.index.missing_nodes(frames, first)));
+                    let count = state.index.missing_run(frames, first..end);
+                    return Some((first..first + count, state.index.missing_nodes(frames, first)));
                 }
-                NextHole::At(_) => return None,
                 NextHole::NotBelow(next) => at = next,
             }
             drop(state);
@@ -278,8 +277,9 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let page_order = self.0.head().page_order;
         let mut state = self.0.lock();
         let size = state.size.max(size);
-        let is_missing = |page: u64| state.index.find(frames, page).is_none() && self.0.is_inside(size, page);
-        if !pages.clone().all(is_missing) || state.index.missing_nodes(frames, pages.start) > spare.count() {
+        let is_missing = state.index.missing_run(frames, pages.clone()) == pages.end - pages.start
+            && pages.end.checked_sub(1).is_some_and(|last| self.0.is_inside(size, last));
+        if !is_missing || state.index.missing_nodes(frames, pages.start) > spare.count() {
             return None;
         }
         let mut request = ReadRequest {

@@ -95,6 +95,17 @@ impl Readahead {
         self.window = (2 * self.window).max(FIRST_WINDOW * count).min(limit);
         let (first, end) = (self.ahead, self.ahead.max(self.window));
         let mut ranges = ArrayVec::<Range<u64>, MAX_RANGES>::new();
+        if gap == 0 && first < end {
+            // A stream: its next pages are in a row.
+            self.ahead = end;
+            ranges.push(if backward {
+                self.last.start.saturating_sub(end)..self.last.start.saturating_sub(first)
+            } else {
+                self.last.end.saturating_add(first)..self.last.end.saturating_add(end)
+            });
+            ranges.retain(|range| range.start < range.end);
+            return ranges;
+        }
         for nth in first..end {
             let Some(page) = self.nth(nth) else { break };
             self.ahead = nth + 1;

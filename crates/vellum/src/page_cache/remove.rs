@@ -114,7 +114,7 @@ impl<P: Platform> Object<'_, P> {
     /// object's lock for one node of the index at a time.
     pub fn next_hole(&self, mut page: u64) -> u64 {
         loop {
-            let found = self.lock().index.next_hole(self.machine.frames(), page);
+            let found = self.lock().index.next_hole(self.machine.frames(), page..u64::MAX);
             match found {
                 NextHole::At(hole) => return hole,
                 NextHole::NotBelow(end) => page = end,

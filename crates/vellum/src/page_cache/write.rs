@@ -110,15 +110,21 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
         self.0.head().has_store
     }
 
-    /// Marks a page as dirty that a PTE which maps the frame `pfn` may change from now on, and
-    /// returns whether the page is in this frame. The caller holds the lock of the PTE's page
-    /// table. Takes the object's lock.
-    pub(crate) fn allow_write(&self, page: u64, pfn: Pfn) -> bool {
-        let changed = self.0.lock().index.set_dirty(self.0.machine.frames(), page, Some(pfn), true);
-        if changed.as_ref().is_some_and(|changed| changed.was_clean) {
-            self.0.machine.count(Counter::FileDirty, 1 << self.0.page_order());
+    /// Marks pages as dirty that PTEs which map the frames from `pfn` on may change from now on, up
+    /// to the first that is not in its frame. Returns the number of pages marked. The caller holds
+    /// the lock of the PTEs' page table. Takes the object's lock.
+    pub(crate) fn allow_write(&self, pages: Range<u64>, pfn: Pfn) -> u64 {
+        let (frames, step) = (self.0.machine.frames(), 1 << self.0.page_order());
+        let mut state = self.0.lock();
+        let (mut marked, mut dirtied) = (0, 0);
+        for (page, i) in pages.zip(0..) {
+            let Some(changed) = state.index.set_dirty(frames, page, Some(pfn.add(i * step)), true) else { break };
+            marked += 1;
+            dirtied += u64::from(changed.was_clean);
         }
-        changed.is_some()
+        drop(state);
+        self.0.machine.count(Counter::FileDirty, dirtied << self.0.page_order());
+        marked
     }
 
     /// Returns the next pages that a pass has written, or `None` at the pass's end. With

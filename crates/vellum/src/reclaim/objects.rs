@@ -71,14 +71,13 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             }
             Rmap::of(space).unmap_isolated(&ranges, isolated);
         });
-        for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
-            // The last round ends what spares a page for which an access waits: an access that gave
-            // up waiting does not keep it. If this reference to the object is the only one, the
-            // object and its pages are about to be freed, so a write would be wasted. If swap has
-            // no room for one folio, it has none for the next.
-            if object.is_sole_reference() || object.evict(victim.head, victim.frame, !spare_young).is_err() {
-                break;
-            }
+        let unmapped = old.iter().filter(|victim| !isolated.is_locked(victim.frame));
+        // The last round ends what spares a page for which an access waits: an access that gave up
+        // waiting does not keep it. If this reference to the object is the only one, the object and
+        // its pages are about to be freed, so a write would be wasted. If swap has no room for one
+        // folio, it has none for the next.
+        if !object.is_sole_reference() {
+            let _ = object.evict(unmapped.map(|victim| (victim.head, victim.frame)), !spare_young);
         }
     }
 

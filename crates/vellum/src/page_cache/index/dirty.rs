@@ -10,13 +10,10 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-use super::{DIRTY, Entry, FANOUT, FRAME, Index, READING, WANTED, WRITING, index_at, last_node_of, pfn_of};
+use super::{DIRTY, Entry, FANOUT, FRAME, Index, READING, WANTED, WRITABLE, WRITING, index_at, last_node_of, pfn_of};
 use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::{MAX_REQUEST_FOLIOS, Part, Platform};
-
-/// Bit of an entry with a frame number: a PTE may allow writes to the page.
-const WRITABLE: u64 = 1 << 7;
 
 /// A page in memory, of which a change was recorded.
 pub(in crate::page_cache) struct Changed {

@@ -28,11 +28,20 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             if !folios.is_empty() {
                 Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
             }
-            let has_room = folios.iter().all(|(head, frame)| {
-                machine.platform().resched();
-                let object = Object::from_folio(machine, frame).filter(|_| !isolated.is_locked(frame));
-                object.is_none_or(|object| object.evict(*head, frame, true).is_ok())
-            });
+            let mut rest = folios.iter().filter(|(_, frame)| !isolated.is_locked(frame)).copied().peekable();
+            let mut has_room = true;
+            while let Some((_, frame)) = rest.peek()
+                && has_room
+            {
+                let Some(object) = Object::from_folio(machine, frame) else {
+                    // Another CPU has removed it from its object.
+                    rest.next();
+                    continue;
+                };
+                let count = rest.clone().take_while(|(_, frame)| object.owns(frame)).count().max(1);
+                has_room = object.evict(rest.clone().take(count), true).is_ok();
+                rest.by_ref().take(count).for_each(drop);
+            }
             isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
             if !has_room {
                 return;

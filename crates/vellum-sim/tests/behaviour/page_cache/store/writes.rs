@@ -12,6 +12,7 @@ use crate::fixtures::bench::{BASE, Space, in_every_format};
 
 in_every_format! {
     the_first_write_to_a_page_marks_it_and_the_next_does_not_fault => marks,
+    a_stream_of_writes_takes_few_faults => stream,
     a_page_is_written_once_and_again_after_the_next_write => again,
     a_pass_that_completes_waits_for_all_writes => completes,
     each_space_faults_after_its_page_was_written => shared,
@@ -38,6 +39,19 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
         loop {
             match self.on.cpu.enter(space).store_u64(at, word) {
                 Ok(()) => return,
+                Err(Fault::Handler(FaultError::Pending(page))) => {
+                    self.files.finish_with(self.on.machine, page).expect("the page is being read");
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+
+    /// Loads the first word of a page as a program of the space, after it was read if necessary.
+    fn read_word(&self, page: u64) -> u64 {
+        loop {
+            match self.on.cpu.enter(&self.space).load_u64(BASE + page * self.on.page) {
+                Ok(word) => return word,
                 Err(Fault::Handler(FaultError::Pending(page))) => {
                     self.files.finish_with(self.on.machine, page).expect("the page is being read");
                 }
@@ -105,6 +119,30 @@ fn marks<A: Silicon>(arch: A) {
     });
 }
 
+/// A stream of writes through a mapping makes as many pages writable at each fault as it has
+/// written to before, so that no more than twice as many are dirty. Writes that are no stream, and
+/// pages behind the end of the file, are not made writable.
+fn stream<A: Silicon>(arch: A) {
+    with_file(arch, |file| {
+        (0..PAGES).for_each(|page| assert_eq!(file.read_word(page), file.stored(page)));
+        let faults = file.faults();
+        for page in 0..16 {
+            file.store(page, page);
+            assert!(file.dirty().0 <= 2 * (page + 1), "{} dirty after page {page}", file.dirty().0);
+        }
+        assert!(file.faults() - faults <= 6, "{} faults", file.faults() - faults);
+        file.start();
+        file.finish_writes();
+        let faults = file.faults();
+        [39, 21, 30, 25].into_iter().for_each(|page| file.store(page, 1));
+        assert_eq!((file.dirty().0, file.faults() - faults), (4, 4));
+        (36..41).for_each(|page| file.store(page, 1));
+        assert!(file.dirty().0 <= 9, "nothing behind the end");
+        file.start();
+        file.finish_writes();
+    });
+}
+
 /// A page that was written is clean, and stays so until a program writes to it again, also while
 /// the write is under way. Then it is written once more.
 fn again<A: Silicon>(arch: A) {
@@ -115,7 +153,7 @@ fn again<A: Silicon>(arch: A) {
         assert_eq!(file.dirty(), (1, 1));
         file.start();
         assert_eq!((file.files.writes_under_way(), file.dirty()), (1, (1, 1)), "one write at a time");
-        [4, 6].into_iter().for_each(|page| file.store(page, 9));
+        [6, 4].into_iter().for_each(|page| file.store(page, 9));
         file.start();
         assert_eq!((file.files.writes_under_way(), file.dirty()), (3, (1, 3)), "also beside others");
         file.finish_writes();
