@@ -19,6 +19,7 @@ use vellum_kernel::fs::io::Waits;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::Node;
 use vellum_kernel::fs::{Inode, Kind, Open};
+use vellum_kernel::wait::yield_now;
 
 /// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -72,6 +73,12 @@ impl Waits for TransferWaits<'_> {
             return false;
         }
         goes_on
+    }
+
+    async fn pause(&self) {
+        if !may_go_on(self.0) {
+            yield_now().await;
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! from user memory, where a copy may fault half way; the bytes copied until then count.
 
 use crate::errno::Errno;
+use crate::wait::yield_now;
 use core::future::Future;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -11,6 +12,9 @@ pub trait Waits: Sync {
     /// Waits until the reason has passed for which the last step of a transfer stopped early, and
     /// returns true. Returns false if it had no such reason, or if another try can't succeed.
     fn wait(&self) -> impl Future<Output = bool> + Send;
+
+    /// Lets other tasks run between two steps of a transfer, if it is their turn.
+    fn pause(&self) -> impl Future<Output = ()> + Send;
 }
 
 /// A task that never waits: a transfer that stops early fails, or is short.
@@ -19,6 +23,10 @@ pub struct NeverWaits;
 impl Waits for NeverWaits {
     async fn wait(&self) -> bool {
         false
+    }
+
+    async fn pause(&self) {
+        yield_now().await;
     }
 }
 

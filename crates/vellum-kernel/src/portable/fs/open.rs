@@ -11,7 +11,6 @@ use super::meta::Kind;
 use super::write_access::Writing;
 use crate::errno::Errno;
 use crate::sleeplock::{SleepLock, SleepLockGuard};
-use crate::wait::yield_now;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -29,7 +28,7 @@ const CREATION_FLAGS: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
 /// The most bytes that one `getdents64` returns.
 const DIRENT_BUFFER: usize = 16 << 10;
 /// The most bytes that are read before other tasks may run.
-const READ_CHUNK: usize = 16 << 10;
+const READ_CHUNK: usize = 64 << 10;
 /// The most bytes that one [`File::write`] gets; it may write fewer.
 const WRITE_CHUNK: usize = 64 << 10;
 
@@ -313,7 +312,7 @@ impl Open {
             if to.room() == 0 || !is_full && !waits.wait().await {
                 return if done > 0 { Ok(done) } else { result };
             }
-            yield_now().await;
+            waits.pause().await;
         }
     }
 
@@ -337,7 +336,7 @@ impl Open {
             if from.left() == 0 {
                 return Ok(done);
             }
-            yield_now().await;
+            waits.pause().await;
         }
     }
 

@@ -15,15 +15,23 @@ global_asm!(
     .globl  memcpy
 memcpy:                                 // (to, from, bytes); returns `to`
     mov     x3, x0
-    b       2f
-1:  ldp     x4, x5, [x1]
-    ldp     x6, x7, [x1, #16]
-    add     x1, x1, #32
-    stp     x4, x5, [x3]
-    stp     x6, x7, [x3, #16]
-    add     x3, x3, #32
-2:  subs    x2, x2, #32
-    b.hs    1b
+    b       0f
+8:  ldp     x4, x5, [x1], #64
+    ldp     x6, x7, [x1, #-48]
+    ldp     x8, x9, [x1, #-32]
+    ldp     x10, x11, [x1, #-16]
+    stp     x4, x5, [x3], #64
+    stp     x6, x7, [x3, #-48]
+    stp     x8, x9, [x3, #-32]
+    stp     x10, x11, [x3, #-16]
+0:  subs    x2, x2, #64
+    b.hs    8b
+    tbz     x2, #5, 2f
+    ldp     x4, x5, [x1], #32
+    ldp     x6, x7, [x1, #-16]
+    stp     x4, x5, [x3], #32
+    stp     x6, x7, [x3, #-16]
+2:
     tbz     x2, #4, 3f
     ldp     x4, x5, [x1], #16
     stp     x4, x5, [x3], #16
