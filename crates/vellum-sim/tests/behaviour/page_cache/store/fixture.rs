@@ -42,6 +42,11 @@ pub fn with_file<A: Silicon>(arch: A, flags: MapFlags, test: impl FnOnce(File<'_
     });
 }
 
+/// Runs a test as [`with_file`] does, with a shared mapping.
+pub fn with_shared_file<A: Silicon>(arch: A, test: impl FnOnce(File<'_, '_, A>)) {
+    with_file(arch, MapFlags::SHARED, test);
+}
+
 /// Maps a file at [`BASE`].
 pub fn map<'m, A: Silicon>(on: &Bench<'m, A>, space: &Space<'m, A>, object: &Object<'m, Strict<A>>, flags: MapFlags) {
     let request = MapRequest { addr: BASE, len: 64 * on.page, prot: RW, flags: MapFlags::FIXED | flags };

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use vellum::page_cache::{ObjectError, Overwrite, Writeback};
-use vellum::space::{FaultError, MapFlags, write_back};
+use vellum::space::{FaultError, write_back};
 use vellum_sim::{Fault, Silicon, Strict};
 
-use super::fixture::{File, PAGES, TAG};
+use super::fixture::{File, PAGES, TAG, with_shared_file};
 use crate::fixtures::bench::{BASE, in_every_format};
 
 in_every_format! {
@@ -15,10 +15,6 @@ in_every_format! {
     pages_that_exist_are_not_overwritten => present,
     an_overwrite_beyond_the_end_extends_the_file => extends,
     pages_come_in_the_largest_folios => folios,
-}
-
-fn with_file<A: Silicon>(arch: A, test: impl FnOnce(File<'_, '_, A>)) {
-    super::fixture::with_file(arch, MapFlags::SHARED, test);
 }
 
 impl<'m, A: Silicon> File<'_, 'm, A> {
@@ -45,7 +41,7 @@ fn fill<A: Silicon>(over: &Overwrite<'_, Strict<A>>, byte: u8) {
 /// A page that the host fills whole is never read from the storage. It is dirty from then on, and
 /// what the host wrote is what programs and the storage get.
 fn overwritten<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let over = file.begin(3..5).expect("the pages are missing");
         assert_eq!(over.pages(), 3..5);
         fill(&over, 7);
@@ -61,7 +57,7 @@ fn overwritten<A: Silicon>(arch: A) {
 /// While the host fills pages, and after it gave up, no program sees them: an access waits, and
 /// reads the page from the storage in the end.
 fn unfilled<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let over = file.begin(3..5).expect("the pages are missing");
         fill(&over, 7);
         let waits = Err(Fault::Handler(FaultError::Pending(file.pending(4))));
@@ -82,7 +78,7 @@ fn unfilled<A: Silicon>(arch: A) {
 /// A page in memory, or one that is being read, is not overwritten, and ends what is begun before
 /// it.
 fn present<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         assert!(file.first_word(20).is_err());
         assert!(file.begin(20..22).is_none(), "the page is being read");
         while file.files.finish_any(file.on.machine).is_some() {}
@@ -97,7 +93,7 @@ fn present<A: Silicon>(arch: A) {
 
 /// Pages beyond the end make the file larger when they are finished, and not before.
 fn extends<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let (size, new) = (file.object.size(), (PAGES + 4) * file.on.page + 9);
         let over = file.begin(PAGES + 2..PAGES + 5).expect("the pages are missing");
         fill(&over, 3);
@@ -113,7 +109,7 @@ fn extends<A: Silicon>(arch: A) {
 
 /// Pages in an aligned block of 64 KiB come as one folio, and can be referenced together.
 fn folios<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let (page, block) = (file.on.page, (64 << 10) / file.on.page);
         let over = file.begin(0..2 * block).expect("the pages are missing");
         assert_eq!(over.folios().map(|folio| folio.len() as u64).max(), Some(block * page));

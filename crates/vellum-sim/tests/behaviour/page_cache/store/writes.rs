@@ -7,7 +7,7 @@ use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::{Fault, Refusal, Silicon};
 
-use super::fixture::{File, PAGES, RW, TAG, map};
+use super::fixture::{File, PAGES, RW, TAG, map, with_shared_file};
 use crate::fixtures::bench::{BASE, Space, in_every_format};
 
 in_every_format! {
@@ -26,10 +26,6 @@ in_every_format! {
     a_file_that_is_only_read_has_no_dirty_pages => clean,
     protection_does_not_make_a_clean_page_writable => protected,
     a_write_outlives_the_last_handle => outlives,
-}
-
-fn with_file<A: Silicon>(arch: A, test: impl FnOnce(File<'_, '_, A>)) {
-    super::fixture::with_file(arch, MapFlags::SHARED, test);
 }
 
 impl<'m, A: Silicon> File<'_, 'm, A> {
@@ -101,7 +97,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
 /// The first write to a page marks it as dirty, and no page beside it. Further writes to it do not
 /// fault, and the page is counted once.
 fn marks<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(5, 1);
         assert_eq!(file.dirty(), (1, 0));
         let faults = file.faults();
@@ -123,7 +119,7 @@ fn marks<A: Silicon>(arch: A) {
 /// written to before, so that no more than twice as many are dirty. Writes that are no stream, and
 /// pages behind the end of the file, are not made writable.
 fn stream<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         (0..PAGES).for_each(|page| assert_eq!(file.read_word(page), file.stored(page)));
         let faults = file.faults();
         for page in 0..16 {
@@ -146,7 +142,7 @@ fn stream<A: Silicon>(arch: A) {
 /// A page that was written is clean, and stays so until a program writes to it again, also while
 /// the write is under way. Then it is written once more.
 fn again<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(5, 1);
         file.start();
         file.store(5, 2);
@@ -172,7 +168,7 @@ fn again<A: Silicon>(arch: A) {
 /// A pass that completes returns when all that was dirty as it began is in the storage, even if an
 /// earlier write of the same page is under way.
 fn completes<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(5, 1);
         file.start();
         file.store(5, 2);
@@ -195,7 +191,7 @@ fn completes<A: Silicon>(arch: A) {
 
 /// Writeback takes the right to write from every space that maps the page.
 fn shared<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let other = file.on.space();
         map(file.on, &other, &file.object, MapFlags::SHARED);
         let child = file.space.fork().unwrap();
@@ -218,7 +214,7 @@ fn shared<A: Silicon>(arch: A) {
 
 /// Writeback takes to the storage the pages that the host has written to and marked.
 fn host<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         assert!(file.object.page(3).is_err());
         file.files.finish_with(file.on.machine, file.pending(3)).unwrap();
         let page = file.object.page(3).unwrap().unwrap();
@@ -236,7 +232,7 @@ fn host<A: Silicon>(arch: A) {
 /// Writeback leaves out bytes that a program wrote behind the end of the file, in its last page.
 /// They read as zeros once the file is longer.
 fn end<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(PAGES, 1);
         let at = BASE + PAGES * file.on.page;
         for word in [88, 96, 104] {
@@ -258,7 +254,7 @@ fn end<A: Silicon>(arch: A) {
 /// A write that fails is reported once to each opener that was there, and, if none of them has
 /// asked, to the next one.
 fn errors<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let object = &file.object;
         let [mut one, mut two] = [WriteErrors::of(object); 2];
         let check = |opener: &mut WriteErrors| opener.check(object);
@@ -282,7 +278,7 @@ fn errors<A: Silicon>(arch: A) {
 /// Reclaim does not drop a dirty page. It has the host write the page, and drops it after that. The
 /// page is read again with what was written.
 fn reclaimed<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(5, 1);
         let reclaim = || file.on.reclaim_all(&[&file.space]);
         for _ in 0..4 {
@@ -307,7 +303,7 @@ fn reclaimed<A: Silicon>(arch: A) {
 
 /// A page that is being written is not cut off before the write has ended.
 fn truncated<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         (3..9).for_each(|page| file.store(page, 1));
         file.write_back(&mut Writeback::start(5..7)).unwrap();
         let cut = file.object.set_size(2 * file.on.page + 8);
@@ -326,7 +322,7 @@ fn truncated<A: Silicon>(arch: A) {
 
 /// A dirty page that is cut off is not dirty any more, and not written.
 fn forgotten<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         (3..9).for_each(|page| file.store(page, 1));
         let cut = file.object.set_size(4 * file.on.page).unwrap();
         unmap_removed(&[&file.space][..], &file.object, &cut);
@@ -339,7 +335,7 @@ fn forgotten<A: Silicon>(arch: A) {
 /// A write to a clean page that was removed from the file, and that the space still maps, finds
 /// that the page is gone, and does not wait until the space has unmapped it.
 fn removed<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let store = |page: u64| file.on.cpu.enter(&file.space).store_u64(BASE + page * file.on.page, 1);
         assert!(store(4).is_err());
         file.files.finish_with(file.on.machine, file.pending(4)).unwrap();
@@ -363,7 +359,7 @@ fn removed<A: Silicon>(arch: A) {
 
 /// Reads and private writes make no page of a file dirty.
 fn clean<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let private = file.on.space();
         let request = MapRequest { addr: BASE, len: file.on.page, prot: RW, flags: MapFlags::FIXED };
         private.map_object(request, &file.object, 0).unwrap();
@@ -375,7 +371,7 @@ fn clean<A: Silicon>(arch: A) {
 
 /// `mprotect` to read-only and back does not let a write to a clean page pass unmarked.
 fn protected<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         let length = PAGES * file.on.page;
         for page in [4, 5] {
             assert!(file.on.cpu.enter(&file.space).load_u64(BASE + page * file.on.page).is_err() == (page == 4));
@@ -398,7 +394,7 @@ fn protected<A: Silicon>(arch: A) {
 /// An object whose last handle is dropped while its pages are being written lives until the write
 /// ends.
 fn outlives<A: Silicon>(arch: A) {
-    with_file(arch, |file| {
+    with_shared_file(arch, |file| {
         file.store(5, 1);
         file.start();
         let File { on, files, object, space } = file;
