@@ -34,7 +34,7 @@ pub struct Disk<'a> {
     pub role: Role,
 }
 
-/// What the machine uses a disk for.
+/// The use that the machine makes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// To swap to.

@@ -63,7 +63,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Returns the contents, and what the page cache keeps of this opener.
+    /// Returns the contents, and the page cache's state for this opener.
     pub fn contents(&self) -> (&Arc<ObjectContents>, &Opener) {
         (&self.block.contents, &self.opener)
     }

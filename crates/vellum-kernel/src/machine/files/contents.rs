@@ -28,7 +28,7 @@ pub struct ObjectContents {
     sizing: Mutex<()>,
     /// Where the contents come from and go; `None` for a file in memory.
     store: Option<Arc<dyn Store>>,
-    /// What the mappings have seen of failed writes.
+    /// The opener that stands for all mappings: it has the failed writes that `msync` reported.
     mapped: Opener,
 }
 
@@ -57,7 +57,8 @@ pub fn all_stored() -> impl Iterator<Item = Arc<ObjectContents>> {
     })
 }
 
-/// What the page cache keeps of one opener of a file with a store.
+/// The page cache's state for one opener of a file with a store: its readahead, and the failed
+/// writes that it has seen.
 pub struct Opener {
     readahead: Mutex<Readahead>,
     errors: Mutex<WriteErrors>,
@@ -216,7 +217,7 @@ impl ObjectContents {
     /// Those of the source, `ENOMEM`.
     fn overwrite(&self, at: u64, from: &mut dyn Source) -> Result<Option<usize>, Errno> {
         let (size, end) = (self.size(), at.saturating_add(from.left() as u64));
-        // What the write leaves of its first and its last page must lie beyond the end of the file.
+        // The write must cover its first and its last page as far as the file reaches.
         let first = at / PAGE;
         let last = if end >= size { end.div_ceil(PAGE) } else { end / PAGE };
         let begins_page = at.is_multiple_of(PAGE) || first * PAGE >= size;

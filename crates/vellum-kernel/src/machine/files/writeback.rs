@@ -1,5 +1,5 @@
-//! The tasks of the page cache's storage: one that carries out requests, and one that has pages
-//! written which have been dirty for long (Linux: the flusher threads).
+//! The tasks of the page cache's storage: one that carries out requests, and one that has all dirty
+//! pages written every 5 s (Linux: the flusher threads, which write pages that are 30 s old).
 
 use super::contents;
 use crate::mem::{now_ns, storage};
@@ -24,7 +24,7 @@ pub fn start() {
         loop {
             time::until(now_ns() + ROUND).await;
             for contents in contents::all_stored() {
-                // What can't be written for want of memory is written in a later round.
+                // A later round writes the pages for which memory is short now.
                 let _ = contents.write_back(&mut Writeback::start(0..u64::MAX));
                 executor::yield_now().await;
             }

@@ -93,13 +93,14 @@ pub async fn mapped(thread: &Arc<Thread>, addr: u64, end: u64) -> Result<(), Err
         let mut found = None;
         let memory = thread.memory();
         memory.engine.vmas(at, |vma| {
-            if vma.range.start < end {
+            let is_over = vma.range.start >= end;
+            if !is_over && vma.backing.is_shared() {
                 let start = vma.range.start.max(at);
                 let last = vma.range.end.min(end);
                 let first = vma.backing.offset(start) / FRAME_SIZE;
                 found = Some((vma.backing.tag(), first..first + (last - start) / FRAME_SIZE, last));
             }
-            false
+            !is_over && found.is_none()
         });
         let Some((tag, pages, next)) = found else { return Ok(()) };
         at = next;

@@ -7,7 +7,7 @@
 
 use core::arch::global_asm;
 
-// The loop copies 32 bytes at a time until the count in X2 is negative. Bits 0 to 4 of X2 are then
+// The loop copies 64 bytes at a time until the count in X2 is negative. Bits 0 to 5 of X2 are then
 // the number of bytes left.
 global_asm!(
     r#"
