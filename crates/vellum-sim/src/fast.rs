@@ -118,6 +118,10 @@ impl<A: Silicon> Storage for Fast<A> {
     fn write(&self, request: WriteRequest) {
         self.hardware.files().take_write(request, self);
     }
+
+    fn forget(&self, tag: u64) {
+        self.hardware.files().forget(tag);
+    }
 }
 
 impl<A: Silicon> Trace for Fast<A> {

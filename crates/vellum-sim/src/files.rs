@@ -21,6 +21,8 @@ pub struct Files {
     writes_under_way: Mutex<Vec<Write>>,
     /// The words that were written, by tag and byte offset.
     written: Mutex<BTreeMap<(u64, u64), u64>>,
+    /// The tags of the objects that are gone, in the order of their ends.
+    forgotten: Mutex<Vec<u64>>,
     reads: Injector,
     writes: Injector,
     order: Mutex<Rng>,
@@ -82,6 +84,7 @@ impl Files {
             requests: Mutex::default(),
             writes_under_way: Mutex::default(),
             written: Mutex::default(),
+            forgotten: Mutex::default(),
             reads: Injector::new(seed),
             writes: Injector::new(!seed),
             order: Mutex::new(Rng::new(!seed)),
@@ -104,6 +107,16 @@ impl Files {
     /// the first that fails are written.
     pub fn refuse_writes(&self, refusal: Refusal) {
         self.writes.set(refusal);
+    }
+
+    /// Learns that an object is gone.
+    pub(crate) fn forget(&self, tag: u64) {
+        lock(&self.forgotten).push(tag);
+    }
+
+    /// Returns the tags of the objects that are gone, in the order of their ends.
+    pub fn forgotten(&self) -> Vec<u64> {
+        lock(&self.forgotten).clone()
     }
 
     /// Returns the number of reads under way.

@@ -196,6 +196,10 @@ impl<A: Silicon> Storage for Strict<A> {
     fn write(&self, request: WriteRequest) {
         self.hardware.files().take_write(request, self);
     }
+
+    fn forget(&self, tag: u64) {
+        self.hardware.files().forget(tag);
+    }
 }
 
 impl<A: Silicon> Trace for Strict<A> {

@@ -197,9 +197,13 @@ impl LastReference {
         remove::remove_all(machine, self.0);
         mapping::unlist(machine, self.0);
         let frames = machine.frames();
+        // SAFETY: the head is freed only below.
+        let head = unsafe { head(machine, self.0) };
+        let forgotten = head.has_store.then_some(head.tag);
         // SAFETY: the last reference was dropped and no folio names the object; its index is empty,
         // and nothing in the head needs to be dropped.
         unsafe { machine.memcgs().free(frames, self.0, 0, false) };
+        forgotten.into_iter().for_each(|tag| machine.platform().forget(tag));
     }
 }
 

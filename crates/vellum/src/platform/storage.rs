@@ -41,6 +41,14 @@ pub trait Storage {
     fn write(&self, request: WriteRequest) {
         let _ = request;
     }
+
+    /// Learns that the object with this tag is gone, and with it all requests and all mappings. The
+    /// caller holds no lock.
+    ///
+    /// The engine calls this only for objects with a store. The default does nothing.
+    fn forget(&self, tag: u64) {
+        let _ = tag;
+    }
 }
 
 /// Consecutive pages of a file that the host is to read into frames of the engine. It holds a

@@ -158,15 +158,19 @@ fn truncated<A: Silicon>(arch: A) {
     }
 }
 
-/// An object whose last handle is dropped while its pages are being read lives until the read ends.
+/// An object whose last handle is dropped lives until its last mapping and its last read have
+/// ended, and only then does the storage forget it.
 fn outlives<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         assert!(file.word(0).is_err());
         let File { on, files, object, space } = file;
         drop(object);
+        assert_eq!(files.forgotten(), [], "a mapping is left");
         drop(space);
+        assert_eq!(files.forgotten(), [], "a read is left");
         assert_eq!(on.count(Counter::FilePages) << 12, 16 * on.page);
         files.finish_any(on.machine).expect("a read is under way");
+        assert_eq!(files.forgotten(), [TAG]);
     });
 }
 
