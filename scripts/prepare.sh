@@ -86,6 +86,28 @@ need_component() {
     rustup component add "$1" || die "$1 is missing, and rustup could not install it"
 }
 
+# Copies the crates for which patches/ has corrections to target/patched, and corrects them there.
+# Sets `kernel_args` to the arguments by which cargo builds the kernel with them.
+need_patched_crates() {
+    local patch name from to config=''
+    for patch in patches/*.patch; do
+        name=$(basename "$patch" .patch)
+        to=$PWD/target/patched/$name
+        config+="${config:+,}\"$to\""
+        ! [ "$to/.patched" -nt "$patch" ] || continue
+        need patch "to correct $name" patch
+        run cargo fetch --locked -q
+        from=$(compgen -G "${CARGO_HOME:-$HOME/.cargo}/registry/src/*/$name" | head -n 1)
+        [ -n "$from" ] || die "cargo fetched $name to no known place"
+        rm -rf "$to"
+        mkdir -p target/patched
+        cp -r "$from" "$to"
+        patch -s -d "$to" -p1 <"$patch" || die "$patch does not apply"
+        touch "$to/.patched"
+    done
+    kernel_args=(--features ext4 --config "paths=[$config]")
+}
+
 # Prepares cargo for bare metal, for the architectures in `arch_set` or else for ARCH: sets `bare`
 # to its arguments, `bare_env` to its environment, and `bare_build` to what a build needs beside
 # that. A `core` for the target comes from, in this order: Rust's own; one compiled from Rust's
@@ -93,7 +115,8 @@ need_component() {
 arch_set=()
 need_bare_metal() {
     need_rust
-    bare=(--target-dir target/kernel) bare_env=() bare_build=()
+    need_patched_crates
+    bare=(--target-dir target/kernel "${kernel_args[@]}") bare_env=() bare_build=()
     local arch target name flags version library sysroot all=yes
     for arch in "${arch_set[@]:-$ARCH}"; do
         target=$(bare_target "$arch")

@@ -4,7 +4,7 @@ use crate::errno::Errno;
 use crate::fs::Pages;
 use crate::fs::meta::Time;
 use crate::fs::pages::OnHeap;
-use crate::fs::tmpfs::{Capacity, Host};
+use crate::fs::tree::{Capacity, Host};
 use core::future::Future;
 use core::pin::pin;
 use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};

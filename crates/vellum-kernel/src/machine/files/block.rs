@@ -1,12 +1,12 @@
 //! The files of block devices, through the page cache.
 
-use super::contents::{ObjectContents, Opener};
+use super::contents::{ObjectContents, OpenedContents};
 use crate::mem::block::{BlockDevice, RamDisk, WholeDevice};
 use crate::mem::disk::Disk;
-use crate::mem::storage::Store;
+use crate::mem::payer::Shared;
 use crate::mem::swap;
-use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::any::Any;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
@@ -26,7 +26,7 @@ pub fn init_disk() -> Result<(), Errno> {
     let disk = Disk::find(DISK).ok_or(Errno::ENODEV)?;
     let is_second = swap::stores().any(|store| store.path == "/dev/vda");
     let (path, minor) = if is_second { ("/dev/vdb", 16) } else { ("/dev/vda", 0) };
-    init(path, Device { major: 253, minor }, Box::new(disk))
+    init(path, Device { major: 253, minor }, Arc::new(disk))
 }
 
 /// Makes `/dev/ram0`, a disk of `bytes` bytes in memory.
@@ -35,59 +35,71 @@ pub fn init_disk() -> Result<(), Errno> {
 ///
 /// `ENOMEM`.
 pub fn init_memory(bytes: u64) -> Result<(), Errno> {
-    init("/dev/ram0", Device { major: 1, minor: 0 }, Box::new(RamDisk::new(bytes)?))
+    init("/dev/ram0", Device { major: 1, minor: 0 }, Arc::new(RamDisk::new(bytes)?))
 }
 
-fn init(path: &str, number: Device, device: Box<dyn BlockDevice>) -> Result<(), Errno> {
-    let size = device.size();
-    let store: Arc<dyn Store> = Arc::new(WholeDevice(device));
-    let block = Arc::new(Block { contents: ObjectContents::stored(store, size)?, writing: SleepLock::default() });
+/// The block devices, by their numbers.
+static BLOCKS: Shared<Vec<(Device, Arc<Block>)>> = Shared::new(Vec::new());
+
+fn init(path: &str, number: Device, device: Arc<dyn BlockDevice>) -> Result<(), Errno> {
+    let contents = ObjectContents::stored(Arc::new(WholeDevice(device.clone())), device.size())?;
+    let block = Arc::new(Block { device, contents, writing: SleepLock::default() });
+    let mut blocks = BLOCKS.lock();
+    blocks.try_reserve(1)?;
+    blocks.push((number, block.clone()));
+    drop(blocks);
     let open = move |_| {
-        let opened = Opened { block: block.clone(), opener: block.contents.opener() };
-        Ok(Arc::new(opened) as Arc<dyn File>)
+        let pages = Arc::new(OpenedContents::new(block.contents.clone()));
+        Ok(Arc::new(Opened { block: block.clone(), pages }) as Arc<dyn File>)
     };
     super::add_block_device(path, number, Arc::new(open))
 }
 
+/// Returns the block device with this number.
+pub fn find(number: Device) -> Option<Arc<Block>> {
+    BLOCKS.lock().iter().find(|(other, _)| *other == number).map(|(_, block)| block.clone())
+}
+
+/// Has all block devices keep what they were told.
+pub fn flush_all() {
+    let blocks = BLOCKS.lock().clone();
+    for (_, block) in blocks {
+        // Only `fsync` reports errors.
+        let _ = block.contents.flush_store();
+    }
+}
+
 /// A block device with its page cache.
-struct Block {
-    contents: Arc<ObjectContents>,
+pub struct Block {
+    /// The device.
+    pub device: Arc<dyn BlockDevice>,
+    /// The page cache of its file.
+    pub contents: Arc<ObjectContents>,
     /// Serializes writes that take several calls.
     writing: SleepLock,
 }
 
 /// An open block device.
-pub struct Opened {
+struct Opened {
     block: Arc<Block>,
-    opener: Opener,
-}
-
-impl Opened {
-    /// Returns the contents, and the page cache's state for this opener.
-    pub fn contents(&self) -> (&Arc<ObjectContents>, &Opener) {
-        (&self.block.contents, &self.opener)
-    }
+    pages: Arc<dyn Pages>,
 }
 
 impl File for Opened {
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        let end = at.saturating_add(to.room() as u64).min(self.block.contents.size());
-        if at < end {
-            self.block.contents.read_ahead(&self.opener, at..end);
-        }
-        self.block.contents.read(at, to)
+        self.pages.read(at, to)
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        let room = self.block.contents.size().saturating_sub(at);
+        let room = self.pages.size().saturating_sub(at);
         if room == 0 && from.left() > 0 {
             return Err(Errno::ENOSPC);
         }
-        self.block.contents.write(at, &mut Limited(from, room as usize))
+        self.pages.write(at, &mut Limited(from, room as usize))
     }
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
-        if from.left() == 0 { Ok((0, self.block.contents.size())) } else { Err(Errno::ENOSPC) }
+        if from.left() == 0 { Ok((0, self.pages.size())) } else { Err(Errno::ENOSPC) }
     }
 
     fn write_lock(&self) -> Option<&SleepLock> {
@@ -99,11 +111,15 @@ impl File for Opened {
     }
 
     fn end(&self) -> Option<u64> {
-        Some(self.block.contents.size())
+        Some(self.pages.size())
     }
 
     fn mappable(&self) -> Mappable {
-        Mappable::Pages(self.block.contents.clone())
+        Mappable::Pages(self.pages.clone())
+    }
+
+    fn pages(&self) -> Option<&Arc<dyn Pages>> {
+        Some(&self.pages)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -6,6 +6,7 @@ use crate::mem::spaces::All;
 use crate::mem::storage::{self, Filling, Store};
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{self, Object, machine, payer};
+use crate::task::executor;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
@@ -30,6 +31,7 @@ pub struct ObjectContents {
     store: Option<Arc<dyn Store>>,
     /// The opener that stands for all mappings: it has the failed writes that `msync` reported.
     mapped: Opener,
+    this: Weak<ObjectContents>,
 }
 
 /// The contents that a store has, by the tags of their objects.
@@ -114,7 +116,7 @@ impl ObjectContents {
     /// `ENOMEM`.
     pub fn new() -> Result<Self, Errno> {
         let object = mem::new_object(payer::payer(), new_tag()).map_err(|_| Errno::ENOMEM)?;
-        Ok(Self::of(object, None))
+        Ok(Self::of(object, None, Weak::new()))
     }
 
     /// Creates the contents of a file of `size` bytes that a store has.
@@ -126,18 +128,13 @@ impl ObjectContents {
         let object = mem::new_stored_object(payer::payer(), new_tag(), size).map_err(|_| Errno::ENOMEM)?;
         let tag = object.tag();
         storage::add(tag, store.clone());
-        let contents = Arc::new(Self::of(object, Some(store)));
+        let contents = Arc::new_cyclic(|this| Self::of(object, Some(store), this.clone()));
         STORED.lock().insert(tag, Arc::downgrade(&contents));
         Ok(contents)
     }
 
-    fn of(object: Object, store: Option<Arc<dyn Store>>) -> Self {
-        Self { mapped: Opener::of(&object), object, sizing: Mutex::new(()), store }
-    }
-
-    /// Returns the state of a new opener.
-    pub fn opener(&self) -> Opener {
-        Opener::of(&self.object)
+    fn of(object: Object, store: Option<Arc<dyn Store>>, this: Weak<ObjectContents>) -> Self {
+        Self { mapped: Opener::of(&object), object, sizing: Mutex::new(()), store, this }
     }
 
     /// Reads ahead for an opener that will read these bytes next. What memory has no room for is
@@ -177,6 +174,20 @@ impl ObjectContents {
         space::write_back(&All, &self.object, pass).map_err(errno)
     }
 
+    /// Has all dirty pages written, and waits. It is for tasks of the kernel, which no signal
+    /// interrupts.
+    pub async fn write_all(&self) {
+        let mut pass = Writeback::complete(0..u64::MAX);
+        loop {
+            match space::write_back(&All, &self.object, &mut pass) {
+                Ok(()) => return,
+                Err(ObjectError::Pending(page)) => drop(storage::wait(page).await),
+                // Other tasks free memory meanwhile.
+                Err(_) => executor::yield_now().await,
+            }
+        }
+    }
+
     /// Ends a synchronisation, after the pages were written: has the store keep them, and reports
     /// writes that failed since the opener last asked.
     ///
@@ -184,14 +195,14 @@ impl ObjectContents {
     ///
     /// `EIO`.
     pub fn flush(&self, opener: &Opener) -> Result<(), Errno> {
-        let flushed = self.store.as_ref().is_none_or(|store| store.flush());
+        let flushed = self.flush_store();
         let written = opener.errors.lock().check(&self.object);
         if flushed && written.is_ok() { Ok(()) } else { Err(Errno::EIO) }
     }
 
-    /// Has the store keep what was written, for `sync`, which reports no errors.
-    pub fn flush_store(&self) {
-        let _ = self.store.as_ref().is_none_or(|store| store.flush());
+    /// Has the store keep what was written. Returns whether it succeeded.
+    pub fn flush_store(&self) -> bool {
+        self.store.as_ref().is_none_or(|store| store.flush(self.size()))
     }
 
     /// Ends a synchronisation as [`ObjectContents::flush`] does, for all mappings, which report a
@@ -292,7 +303,7 @@ impl ObjectContents {
         let taken = from.take_page(&pages.bytes()[offset..len]);
         let reached = at + taken.unwrap_or(0) as u64;
         if grows && reached < first * PAGE + len as u64 {
-            self.set_size(reached.max(old))?;
+            self.set_object_size(reached.max(old))?;
         }
         let taken = taken?;
         self.object.mark_dirty(pages_of(at..reached));
@@ -323,22 +334,131 @@ fn zero(bytes: &PageBytes) {
 impl Drop for ObjectContents {
     fn drop(&mut self) {
         if self.store.is_some() {
-            storage::remove(self.object.tag());
             STORED.lock().remove(&self.object.tag());
         }
     }
 }
 
+/// The contents that a store has, as one opener sees them.
+pub struct OpenedContents {
+    contents: Arc<ObjectContents>,
+    opener: Opener,
+}
+
+impl OpenedContents {
+    /// Opens contents.
+    pub fn new(contents: Arc<ObjectContents>) -> Self {
+        OpenedContents { opener: Opener::of(&contents.object), contents }
+    }
+
+    /// Returns the contents, and the page cache's state for this opener.
+    pub fn parts(&self) -> (&Arc<ObjectContents>, &Opener) {
+        (&self.contents, &self.opener)
+    }
+}
+
+impl Pages for OpenedContents {
+    fn size(&self) -> u64 {
+        self.contents.size()
+    }
+
+    fn set_size(&self, size: u64) -> Result<(), Errno> {
+        self.contents.set_size(size)
+    }
+
+    fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let end = at.saturating_add(to.room() as u64).min(self.size());
+        if at < end {
+            self.contents.read_ahead(&self.opener, at..end);
+        }
+        self.contents.read(at, to)
+    }
+
+    fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        self.contents.write(at, from)
+    }
+
+    fn expect_write(&self, bytes: Range<u64>) {
+        self.contents.expect_write(bytes);
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        self.contents.allocate(bytes)
+    }
+
+    fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        self.contents.punch(bytes)
+    }
+
+    fn next_data(&self, at: u64) -> Option<u64> {
+        self.contents.next_data(at)
+    }
+
+    fn next_hole(&self, at: u64) -> u64 {
+        self.contents.next_hole(at)
+    }
+
+    fn resident(&self) -> u64 {
+        self.contents.resident()
+    }
+
+    fn deny_shared_write(&self) -> Result<(), Errno> {
+        self.contents.deny_shared_write()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl ObjectContents {
+    /// Waits until no write of pages from `pages` is under way: their storage is about to be taken
+    /// from the file.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`, with the thread marked as blocked.
+    fn settle(&self, pages: Range<u64>) -> Result<(), Errno> {
+        let under_way = storage::being_written(self.object.serial(), pages);
+        under_way.map_or(Ok(()), |page| Err(errno(ObjectError::Pending(page))))
+    }
+
+    /// Takes pages out of memory that the object has just lost.
+    fn set_object_size(&self, size: u64) -> Result<(), Errno> {
+        let gone = self.object.set_size(size).map_err(errno)?;
+        space::unmap_removed(&All, &self.object, &gone);
+        Ok(())
+    }
+
+    fn punch_object(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        let gone = self.object.punch_hole(bytes).map_err(errno)?;
+        space::unmap_removed(&All, &self.object, &gone);
+        Ok(())
+    }
+}
+
 impl Pages for ObjectContents {
+    fn open(&self) -> Result<Option<Arc<dyn Pages>>, Errno> {
+        let own = self.this.upgrade().filter(|_| self.store.is_some());
+        Ok(own.map(|contents| Arc::new(OpenedContents::new(contents)) as Arc<dyn Pages>))
+    }
+
     fn size(&self) -> u64 {
         self.object.size()
     }
 
     fn set_size(&self, size: u64) -> Result<(), Errno> {
         let _sizing = self.sizing.lock();
-        let gone = self.object.set_size(size).map_err(errno)?;
-        space::unmap_removed(&All, &self.object, &gone);
-        Ok(())
+        let Some(store) = &self.store else { return self.set_object_size(size) };
+        // After the wait for writes, the call is tried again with the size that it has set.
+        if size <= self.size() {
+            self.set_object_size(size)?;
+            self.settle(size / PAGE..u64::MAX)?;
+            return store.set_size(size);
+        }
+        // A size that can't be is refused before anything changes.
+        store.set_size(size)?;
+        self.set_object_size(size)
     }
 
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
@@ -381,18 +501,32 @@ impl Pages for ObjectContents {
     }
 
     fn expect_write(&self, bytes: Range<u64>) {
+        // Where pages have a store, whole ones are overwritten without being read.
+        if self.store.is_some() {
+            return;
+        }
         // A failure is ignored: the write allocates page by page what is missing here.
         let _ = self.object.allocate(bytes, payer::payer());
     }
 
     fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        self.object.allocate(bytes, payer::payer()).map_err(errno)
+        match &self.store {
+            Some(store) => store.allocate(bytes),
+            None => self.object.allocate(bytes, payer::payer()).map_err(errno),
+        }
     }
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        let gone = self.object.punch_hole(bytes).map_err(errno)?;
-        space::unmap_removed(&All, &self.object, &gone);
-        Ok(())
+        self.punch_object(bytes.clone())?;
+        let Some(store) = &self.store else { return Ok(()) };
+        let whole = bytes.start.next_multiple_of(PAGE)..bytes.end / PAGE * PAGE;
+        if whole.start >= whole.end {
+            return Ok(());
+        }
+        self.settle(pages_of(whole.clone()))?;
+        store.punch(whole.clone())?;
+        // Pages that were read meanwhile have what the storage had before.
+        self.punch_object(whole)
     }
 
     fn next_data(&self, at: u64) -> Option<u64> {
@@ -405,6 +539,9 @@ impl Pages for ObjectContents {
     }
 
     fn resident(&self) -> u64 {
+        if let Some(store) = &self.store {
+            return store.used();
+        }
         let PageCounts { resident, swapped, .. } = self.object.page_counts();
         (resident + swapped) * PAGE
     }
@@ -420,5 +557,11 @@ impl Pages for ObjectContents {
 
 /// Returns the page-cache object behind a file's contents.
 pub fn object_of(pages: &Arc<dyn Pages>) -> Option<&Object> {
-    pages.as_any().downcast_ref::<ObjectContents>().map(|contents| &contents.object)
+    let own = pages.as_any().downcast_ref::<ObjectContents>();
+    own.or_else(|| stored(&**pages).map(|(contents, _)| &**contents)).map(|contents| &contents.object)
+}
+
+/// Returns the contents that a store has, and the opener's state, if these are such.
+pub fn stored(pages: &dyn Pages) -> Option<(&Arc<ObjectContents>, &Opener)> {
+    pages.as_any().downcast_ref::<OpenedContents>().map(OpenedContents::parts)
 }

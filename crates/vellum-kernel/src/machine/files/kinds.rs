@@ -1,7 +1,7 @@
 //! Mounts file systems by type, and sets up those that exist from boot.
 
 use super::stream;
-use super::{Host, begin, cgroupfs, proc, sys};
+use super::{Host, begin, cgroupfs, ext4, proc, sys};
 use crate::arch::random::random;
 use crate::task::time;
 use alloc::boxed::Box;
@@ -11,7 +11,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
-use vellum_kernel::fs::tmpfs::Tmpfs;
+use vellum_kernel::fs::tree::Tree;
 use vellum_kernel::fs::{FileCredentials, Inode, Kind, Namespace, archive};
 use vellum_kernel::parse;
 
@@ -21,7 +21,7 @@ use vellum_kernel::parse;
 ///
 /// The archive is malformed, or memory is short.
 pub fn init(bytes: &[u8]) -> Result<(), Errno> {
-    let root = Tmpfs::root(Arc::new(Host), 1, 0o755);
+    let root = Tree::root(Arc::new(Host), 1, 0o755);
     let above: Arc<dyn Inode> = root.clone();
     archive::unpack(bytes, &above)?;
     let names = Namespace::default();
@@ -54,16 +54,23 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the root directory of a file system of the type `kind`. A tmpfs is created, with a root
-/// of the mode `mode`; the kernel's own file systems exist once.
-fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
+/// Returns the root directory of a file system. A tmpfs is created, with a root of the mode that
+/// the options name; the kernel's own file systems exist once.
+fn root(view: &View, mounting: &Mounting<'_>) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
     /// The minor number of the next tmpfs.
     static MINORS: AtomicU32 = AtomicU32::new(30);
-    match kind {
+    match mounting.kind {
+        b"ext4" => {
+            let file = view.get(mounting.source, true)?;
+            Ok((ext4::mount(&file, mounting.read_only)?, "ext4"))
+        }
         b"proc" => Ok((proc::root()?, "proc")),
         b"sysfs" => Ok((sys::root()?, "sysfs")),
         b"cgroup2" => Ok((cgroupfs::root()?, "cgroup2")),
-        b"tmpfs" => Ok((Tmpfs::root(Arc::new(Host), MINORS.fetch_add(1, Relaxed), mode), "tmpfs")),
+        b"tmpfs" => {
+            let mode = parse::mount_mode(mounting.options)?.unwrap_or(0o1777);
+            Ok((Tree::root(Arc::new(Host), MINORS.fetch_add(1, Relaxed), mode), "tmpfs"))
+        }
         _ => Err(Errno::ENODEV),
     }
 }
@@ -71,18 +78,38 @@ fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno>
 /// Mounts the file systems that exist from boot.
 fn mount_first(view: &View) -> Result<(), Errno> {
     let first: [(&[u8], &[u8]); 3] = [(b"proc", b"/proc"), (b"sysfs", b"/sys"), (b"cgroup2", b"/sys/fs/cgroup")];
-    first.iter().try_for_each(|(kind, on)| mount(view, kind, on, kind, b"", false))
+    first
+        .iter()
+        .try_for_each(|&(kind, on)| mount(view, &Mounting { source: kind, on, kind, options: b"", read_only: false }))
 }
 
-/// Mounts a file system of the type `kind` on a directory. Only the option `mode=` has an effect; a
-/// tmpfs is limited by memory alone.
+/// The arguments of `mount`.
+pub struct Mounting<'a> {
+    /// The path of a device, or any text for a file system without one.
+    pub source: &'a [u8],
+    /// The path of the directory.
+    pub on: &'a [u8],
+    /// The type of the file system.
+    pub kind: &'a [u8],
+    /// The options of the type, separated by commas.
+    pub options: &'a [u8],
+    /// Programs may not change it.
+    pub read_only: bool,
+}
+
+/// Mounts a file system on a directory. Only the option `mode=` of a tmpfs has an effect, which is
+/// limited by memory alone.
 ///
 /// # Errors
 ///
 /// `ENODEV`: no such type. `EINVAL`: malformed options. Those of resolving the path and of
 /// mounting.
-pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
-    let on = view.get(on, true)?;
-    let (root, kind) = root(kind, parse::mount_mode(options)?.unwrap_or(0o1777))?;
-    view.names.mount(Mount { on, root, kind, source: source.into(), read_only })
+pub fn mount(view: &View, mounting: &Mounting<'_>) -> Result<(), Errno> {
+    let on = view.get(mounting.on, true)?;
+    let (root, kind) = root(view, mounting)?;
+    let mount = Mount { on, root: root.clone(), kind, source: mounting.source.into(), read_only: mounting.read_only };
+    // Nothing was written to what can't be mounted here.
+    view.names.mount(mount).inspect_err(|_| {
+        let _ = ext4::end(root);
+    })
 }

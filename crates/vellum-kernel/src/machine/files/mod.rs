@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`contents`] | contents of files: the engine's page-cache objects |
 //! | [`block`] | the files of block devices |
+//! | [`ext4`] | ext4 on a block device |
 //! | [`writeback`] | the tasks that read, and that write dirty pages |
 //! | [`user`] | user buffers of reads and writes |
 //! | [`stream`] | the first program's standard streams, over the serial port |
@@ -18,6 +19,7 @@
 pub mod block;
 pub mod cgroupfs;
 pub mod contents;
+pub mod ext4;
 pub mod kinds;
 pub mod mount;
 pub mod proc;
@@ -41,7 +43,7 @@ use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::names::{Driver, MappedFile, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tmpfs::{self, Capacity, Node};
+use vellum_kernel::fs::tree::{self, Capacity, Node};
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Namespace, Pages, Table};
 
 /// The mount namespace, the file locks and the root file system.
@@ -53,13 +55,18 @@ struct World {
 
 static WORLD: Once<World> = Once::new();
 
+/// Returns the time of day.
+fn time_of_day() -> Time {
+    let now = EPOCH + now_ns();
+    Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 }
+}
+
 /// The services that a tmpfs needs from this machine.
 struct Host;
 
-impl tmpfs::Host for Host {
+impl tree::Host for Host {
     fn now(&self) -> Time {
-        let now = EPOCH + now_ns();
-        Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 }
+        time_of_day()
     }
 
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
@@ -194,5 +201,5 @@ fn add_block_device(path: &str, number: Device, driver: Driver) -> Result<(), Er
 ///
 /// `ENOMEM`.
 pub fn memfd(who: &FileCredentials, sealable: bool) -> Result<Arc<Node>, Errno> {
-    tmpfs::memfd(&world().root, who.uid, who.gid, sealable)
+    tree::memfd(&world().root, who.uid, who.gid, sealable)
 }

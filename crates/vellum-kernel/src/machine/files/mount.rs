@@ -1,6 +1,7 @@
 //! Unmounts file systems and lists the mount table.
 
-use super::from_root;
+use super::{ext4, from_root, writeback};
+use crate::mem::space::UserSpace;
 use crate::task::process as processes;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -15,6 +16,9 @@ fn is_used(view: &View, device: Device) -> bool {
     let of = |inode: &Arc<dyn Inode>| inode.meta().device == device;
     view.names.mounts().iter().any(|mount| of(&mount.on))
         || processes::all().any(|process| {
+            if process.memory.lock().as_ref().is_some_and(|memory| maps(memory.space(), device)) {
+                return true;
+            }
             let Some(files) = process.files.lock().clone() else { return false };
             let current = files.current.lock().clone();
             let table = files.table.lock();
@@ -23,18 +27,43 @@ fn is_used(view: &View, device: Device) -> bool {
         })
 }
 
-/// Unmounts the file system mounted on a directory. With `anyway` (`MNT_DETACH`), a busy one is
-/// detached and stays alive for its users.
+/// Returns true if a program has a file of a file system mapped.
+fn maps(memory: &UserSpace, device: Device) -> bool {
+    let mut found = false;
+    memory.engine.vmas(0, |vma| {
+        found |= memory.mapped(vma.backing.tag()).is_some_and(|file| file.device == device);
+        !found
+    });
+    found
+}
+
+/// Unmounts the file system mounted on a directory. Returns its root, for the caller to end its use
+/// ([`end`]). With `anyway` (`MNT_DETACH`), a busy one is detached and stays alive for its users:
+/// `None`.
 ///
 /// # Errors
 ///
 /// `EINVAL`: nothing is mounted there. `EBUSY`.
-pub fn unmount(view: &View, path: &[u8], follow: bool, anyway: bool) -> Result<(), Errno> {
+pub fn unmount(view: &View, path: &[u8], follow: bool, anyway: bool) -> Result<Option<Arc<dyn Inode>>, Errno> {
     let root = view.get(path, follow)?;
-    if !anyway && is_used(view, root.meta().device) {
+    let is_used = is_used(view, root.meta().device);
+    if is_used && !anyway {
         return Err(Errno::EBUSY);
     }
-    view.names.unmount(&root).map(drop)
+    view.names.unmount(&root)?;
+    Ok((!is_used).then_some(root))
+}
+
+/// Ends the use of a file system that was unmounted: its disk has everything then.
+///
+/// # Errors
+///
+/// `EIO`.
+pub async fn end(root: Arc<dyn Inode>) -> Result<(), Errno> {
+    if ext4::is_root(&root) {
+        writeback::write_all().await;
+    }
+    ext4::end(root)
 }
 
 /// Returns the path of a mount point.

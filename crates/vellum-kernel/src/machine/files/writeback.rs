@@ -1,7 +1,7 @@
 //! The tasks of the page cache's storage: one that carries out requests, and one that has all dirty
 //! pages written every 5 s (Linux: the flusher threads, which write pages that are 30 s old).
 
-use super::contents;
+use super::{block, contents, ext4};
 use crate::mem::{now_ns, storage};
 use crate::task::{executor, time};
 use vellum::page_cache::Writeback;
@@ -28,6 +28,22 @@ pub fn start() {
                 let _ = contents.write_back(&mut Writeback::start(0..u64::MAX));
                 executor::yield_now().await;
             }
+            // `fsync` reports the errors of a file's own. (Linux: jbd2 commits every 5 s.)
+            let _ = ext4::sync_all();
         }
     });
+}
+
+/// Has everything written that a disk is to keep, and unmounts: the machine is about to stop.
+pub async fn finish() {
+    write_all().await;
+    ext4::end_all();
+    block::flush_all();
+}
+
+/// Has all dirty pages written, and waits.
+pub async fn write_all() {
+    for contents in contents::all_stored() {
+        contents.write_all().await;
+    }
 }

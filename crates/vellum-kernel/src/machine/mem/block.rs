@@ -1,27 +1,40 @@
-//! Block devices: disks, and a disk in memory (Linux: brd), with the stores by which the page cache
-//! reads and writes them.
+//! Block devices: disks, and a disk in memory (Linux: brd), with the store by which the page cache
+//! reads and writes one of them as a whole.
 
 use crate::mem::disk::Disk;
 use crate::mem::storage::{self, Store};
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::ptr::{copy_nonoverlapping, write_bytes};
 use core::sync::atomic::AtomicU8;
 use spin::Once;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::ext4;
 
-/// A block device. Offsets and lengths are multiples of the page size.
+/// A block device. Offsets and lengths are multiples of 512 bytes.
 pub trait BlockDevice: Send + Sync {
     /// Returns the size in bytes.
     fn size(&self) -> u64;
 
-    /// Reads bytes from `at` on. Returns whether it succeeded.
-    fn read(&self, at: u64, to: &[AtomicU8]) -> bool;
+    /// Reads `len` bytes from `at` on. Returns whether it succeeded.
+    ///
+    /// # Safety
+    ///
+    /// `to` is valid for `len` bytes, contiguous in physical memory. They are written as a device
+    /// writes them: what other code reads there meanwhile is not defined.
+    unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool;
 
-    /// Writes bytes from `at` on. Returns whether it succeeded.
-    fn write(&self, at: u64, from: &[AtomicU8]) -> bool;
+    /// Writes `len` bytes from `at` on. Returns whether it succeeded.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for `len` bytes, contiguous in physical memory. They are read as a device
+    /// reads them: what other code writes there meanwhile may be read or not.
+    unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool;
 
     /// Has what was written survive a loss of power. Returns whether it succeeded.
     fn flush(&self) -> bool;
@@ -30,17 +43,31 @@ pub trait BlockDevice: Send + Sync {
     fn is_memory(&self) -> bool;
 }
 
+/// Reads pages, which programs and other CPUs may access meanwhile. Returns whether it succeeded.
+pub fn read_pages(device: &dyn BlockDevice, at: u64, to: &[AtomicU8]) -> bool {
+    // SAFETY: pages of a request are contiguous in the direct map, and are accessed by atomics.
+    unsafe { device.read(at, to.as_ptr().cast::<u8>().cast_mut(), to.len()) }
+}
+
+/// Writes pages, which programs and other CPUs may access meanwhile. Returns whether it succeeded.
+pub fn write_pages(device: &dyn BlockDevice, at: u64, from: &[AtomicU8]) -> bool {
+    // SAFETY: as in `read_pages`.
+    unsafe { device.write(at, from.as_ptr().cast::<u8>(), from.len()) }
+}
+
 impl BlockDevice for Disk {
     fn size(&self) -> u64 {
         Disk::size(self) / FRAME_SIZE * FRAME_SIZE
     }
 
-    fn read(&self, at: u64, to: &[AtomicU8]) -> bool {
-        Disk::read(self, at, to)
+    unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool {
+        // SAFETY: this function's contract is the same.
+        unsafe { Disk::read(self, at, to, len) }
     }
 
-    fn write(&self, at: u64, from: &[AtomicU8]) -> bool {
-        Disk::write(self, at, from)
+    unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool {
+        // SAFETY: this function's contract is the same.
+        unsafe { Disk::write(self, at, from, len) }
     }
 
     fn flush(&self) -> bool {
@@ -52,8 +79,31 @@ impl BlockDevice for Disk {
     }
 }
 
+/// A block device as a file system sees it.
+pub struct Sectors(pub Arc<dyn BlockDevice>);
+
+impl ext4::BlockDevice for Sectors {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read(&self, at: u64, to: &mut [u8]) -> bool {
+        // SAFETY: the bytes are the caller's, on the heap or a stack, which are contiguous.
+        unsafe { self.0.read(at, to.as_mut_ptr(), to.len()) }
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> bool {
+        // SAFETY: as in `read`, and nothing changes them.
+        unsafe { self.0.write(at, from.as_ptr(), from.len()) }
+    }
+
+    fn flush(&self) -> bool {
+        self.0.flush()
+    }
+}
+
 /// The store of a block device's own file: page n of the file is page n of the device.
-pub struct WholeDevice(pub Box<dyn BlockDevice>);
+pub struct WholeDevice(pub Arc<dyn BlockDevice>);
 
 /// Transfers the pages of a request, in their order on the device, by one `transfer` for each folio
 /// or part, and page by page where that fails. Returns the number of pages before the first that
@@ -82,14 +132,14 @@ fn transfer(
 
 impl Store for WholeDevice {
     fn read(&self, request: &ReadRequest) -> u64 {
-        transfer(request.pages(), request.frames(), |at, to| self.0.read(at, to))
+        transfer(request.pages(), request.frames(), |at, to| read_pages(&*self.0, at, to))
     }
 
     fn write(&self, request: &WriteRequest) -> u64 {
-        transfer(request.pages(), request.frames(), |at, from| self.0.write(at, from))
+        transfer(request.pages(), request.frames(), |at, from| write_pages(&*self.0, at, from))
     }
 
-    fn flush(&self) -> bool {
+    fn flush(&self, _: u64) -> bool {
         self.0.flush()
     }
 
@@ -121,10 +171,21 @@ impl RamDisk {
         Ok(RamDisk(blocks))
     }
 
-    /// Returns the blocks of `len` bytes from `at` on; `None` if they lie beyond the end.
-    fn blocks(&self, at: u64, len: usize) -> Option<&[Once<Block>]> {
-        let first = at as usize / BLOCK;
-        self.0.get(first..first.checked_add(len / BLOCK)?)
+    /// Calls `each` with the blocks that have bytes of the range, the offset of these in the block,
+    /// their offset in the range, and their number, until it returns false. Returns whether it
+    /// never did, and the range is on the disk.
+    fn each(&self, at: u64, len: usize, mut each: impl FnMut(&Once<Block>, usize, usize, usize) -> bool) -> bool {
+        let mut done = 0;
+        while done < len {
+            let at = at as usize + done;
+            let part = (BLOCK - at % BLOCK).min(len - done);
+            let Some(block) = self.0.get(at / BLOCK) else { return false };
+            if !each(block, at % BLOCK, done, part) {
+                return false;
+            }
+            done += part;
+        }
+        true
     }
 }
 
@@ -133,22 +194,28 @@ impl BlockDevice for RamDisk {
         (self.0.len() * BLOCK) as u64
     }
 
-    fn read(&self, at: u64, to: &[AtomicU8]) -> bool {
-        let Some(blocks) = self.blocks(at, to.len()) else { return false };
-        for (to, block) in to.chunks(BLOCK).zip(blocks) {
-            match block.get() {
-                Some(block) => copy(to, &block[..]),
-                None => zero(to),
+    unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool {
+        self.each(at, len, |block, offset, done, part| {
+            // SAFETY: `done + part` is at most `len`, for which `to` is valid, and `offset + part`
+            // at most the size of a block, which belongs to the disk alone. Its bytes are copied as
+            // by a device (this function's contract, and that of `write`).
+            unsafe {
+                match block.get() {
+                    Some(block) => copy_nonoverlapping(block.as_ptr().cast::<u8>().add(offset), to.add(done), part),
+                    None => write_bytes(to.add(done), 0, part),
+                }
             }
-        }
-        true
+            true
+        })
     }
 
-    fn write(&self, at: u64, from: &[AtomicU8]) -> bool {
-        let Some(blocks) = self.blocks(at, from.len()) else { return false };
-        from.chunks(BLOCK).zip(blocks).all(|(from, block)| {
-            let block = block.try_call_once(new_block);
-            block.map(|block| copy(&block[..], from)).is_ok()
+    unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool {
+        self.each(at, len, |block, offset, done, part| {
+            let Ok(block) = block.try_call_once(new_block) else { return false };
+            let to = block.as_ptr().cast::<u8>().cast_mut();
+            // SAFETY: as in `read`. The block's bytes are atomics, so they may change.
+            unsafe { copy_nonoverlapping(from.add(done), to.add(offset), part) };
+            true
         })
     }
 
@@ -171,19 +238,4 @@ fn new_block() -> Result<Block, Errno> {
     bytes.try_reserve_exact(BLOCK)?;
     bytes.resize_with(BLOCK, || AtomicU8::new(0));
     bytes.into_boxed_slice().try_into().map_err(|_| Errno::ENOMEM)
-}
-
-/// Copies `from` to `to`, of the same length, both of whose bytes others may change meanwhile.
-fn copy(to: &[AtomicU8], from: &[AtomicU8]) {
-    debug_assert_eq!(to.len(), from.len());
-    // SAFETY: both are valid and do not overlap, as one belongs to the disk alone. A device would
-    // copy as well while programs write: what it reads then is undefined only in its value, and
-    // nothing is concluded from it.
-    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.as_ptr().cast::<u8>().cast_mut(), to.len()) }
-}
-
-/// Zeroes bytes.
-fn zero(to: &[AtomicU8]) {
-    // SAFETY: as for `copy`.
-    unsafe { to.as_ptr().cast::<u8>().cast_mut().write_bytes(0, to.len()) }
 }

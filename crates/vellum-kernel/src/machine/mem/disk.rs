@@ -12,7 +12,6 @@ use crate::mem::platform::Host;
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU8;
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
@@ -97,18 +96,25 @@ impl Disk {
     }
 
     /// Reads bytes from `at` on. Returns whether the device succeeded.
-    pub fn read(&self, at: u64, to: &[AtomicU8]) -> bool {
-        // SAFETY: the bytes are contiguous in physical memory, as the direct map is, and the device
-        // writes them as another CPU would. The driver passes their address on, and does not access
-        // them.
-        let to = unsafe { core::slice::from_raw_parts_mut(to.as_ptr().cast::<u8>().cast_mut(), to.len()) };
+    ///
+    /// # Safety
+    ///
+    /// `to` is valid for `len` bytes, contiguous in physical memory, which the device may write.
+    pub unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool {
+        // SAFETY: the bytes are valid (this function's contract). The driver passes their address
+        // on, and does not access them.
+        let to = unsafe { core::slice::from_raw_parts_mut(to, len) };
         self.0.lock().read_blocks(at as usize / SECTOR_SIZE, to).is_ok()
     }
 
     /// Writes bytes from `at` on. Returns whether the device succeeded.
-    pub fn write(&self, at: u64, from: &[AtomicU8]) -> bool {
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for `len` bytes, contiguous in physical memory.
+    pub unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool {
         // SAFETY: as in `read`; the device reads the bytes.
-        let from = unsafe { core::slice::from_raw_parts(from.as_ptr().cast::<u8>(), from.len()) };
+        let from = unsafe { core::slice::from_raw_parts(from, len) };
         self.0.lock().write_blocks(at as usize / SECTOR_SIZE, from).is_ok()
     }
 

@@ -169,6 +169,10 @@ impl platform::Storage for Host {
     fn write(&self, request: WriteRequest) {
         storage::write(request);
     }
+
+    fn forget(&self, tag: u64) {
+        storage::forget(tag);
+    }
 }
 
 impl Trace for Host {

@@ -17,6 +17,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::{Future, poll_fn};
+use core::ops::Range;
 use core::pin::Pin;
 use core::sync::atomic::AtomicU8;
 use core::task::{Context, Poll, Waker};
@@ -35,11 +36,41 @@ pub trait Store: Send + Sync {
     /// written.
     fn write(&self, request: &WriteRequest) -> u64;
 
-    /// Has what was written survive a loss of power. Returns whether it succeeded.
-    fn flush(&self) -> bool;
+    /// Has what was written survive a loss of power, with `size` as the file's size. Returns
+    /// whether it succeeded.
+    fn flush(&self, size: u64) -> bool;
 
     /// Returns true if transfers take no longer than copying memory does.
     fn is_memory(&self) -> bool;
+
+    /// Sets the file's size. No request for pages behind it is under way.
+    ///
+    /// # Errors
+    /// `EINVAL`: the size is fixed. `ENOSPC`, `EFBIG`, `EROFS`, `EIO`.
+    fn set_size(&self, _size: u64) -> Result<(), Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    /// Reserves room for the holes of a range of bytes. The size stays.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`; those of [`Store::set_size`].
+    fn allocate(&self, _bytes: Range<u64>) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Has whole pages read as zeros. No write of them is under way.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`; those of [`Store::set_size`].
+    fn punch(&self, _bytes: Range<u64>) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Returns the bytes of storage that the file uses.
+    fn used(&self) -> u64 {
+        0
+    }
 }
 
 /// A request of the engine.
@@ -91,14 +122,16 @@ static REQUESTS: Shared<Requests> = Shared::new(Requests {
 /// The stores of files, by the tags of their page-cache objects.
 static STORES: Shared<BTreeMap<u64, Arc<dyn Store>>> = Shared::new(BTreeMap::new());
 
-/// Registers the store of the object with this tag, until [`remove`].
+/// Registers the store of the object with this tag, until the engine [forgets](forget) the object.
 pub fn add(tag: u64, store: Arc<dyn Store>) {
     STORES.lock().insert(tag, store);
 }
 
-/// Forgets the store of the object with this tag. Requests under way keep it.
-pub fn remove(tag: u64) {
-    STORES.lock().remove(&tag);
+/// Forgets the store of an object that is gone (`vellum::platform::Storage::forget`).
+pub fn forget(tag: u64) {
+    let store = STORES.lock().remove(&tag);
+    // Its end may wait for a device: no lock is held.
+    drop(store);
 }
 
 impl Request {
@@ -137,7 +170,7 @@ impl Request {
 /// Takes a request from the engine.
 fn submit(tag: u64, request: Request) {
     let Some(store) = STORES.lock().get(&tag).cloned() else {
-        // The file is gone, and with it the interest in its pages.
+        // The contents could not be created, so nothing is interested in their pages.
         return request.carry_out(&Nowhere);
     };
     if store.is_memory() {
@@ -164,7 +197,7 @@ pub fn write(request: WriteRequest) {
     submit(request.tag(), Request::Write(request));
 }
 
-/// The store of a file that is gone.
+/// The store of contents that have none.
 struct Nowhere;
 
 impl Store for Nowhere {
@@ -176,7 +209,7 @@ impl Store for Nowhere {
         0
     }
 
-    fn flush(&self) -> bool {
+    fn flush(&self, _: u64) -> bool {
         false
     }
 
@@ -221,6 +254,20 @@ fn ended(pages: (u64, u64, u64), failed_from: u64) {
         waiting.outcome = Some(if failed { Outcome::Failed } else { Outcome::Again });
         waiting.waker.wake_by_ref();
     }
+}
+
+/// Returns a page of these that a write under way has, for example from before the pages were
+/// truncated.
+pub fn being_written(object: u64, pages: Range<u64>) -> Option<PendingPage> {
+    let requests = REQUESTS.lock();
+    let in_both = |(serial, first, end): (u64, u64, u64)| {
+        let page = first.max(pages.start);
+        (serial == object && page < end.min(pages.end)).then_some(PendingPage { object, page })
+    };
+    let is_write = |request: &Request| matches!(request, Request::Write(_));
+    let queued = requests.queued.iter().filter(|(_, request)| is_write(request)).map(|(_, request)| request.pages());
+    // Of the requests that were begun, reads may be among them: they end soon.
+    requests.begun.iter().copied().chain(queued).find_map(in_both)
 }
 
 impl Requests {

@@ -17,7 +17,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::io::Waits;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tmpfs::Node;
+use vellum_kernel::fs::tree::Node;
 use vellum_kernel::fs::{Inode, Kind, Open};
 use vellum_kernel::wait::yield_now;
 

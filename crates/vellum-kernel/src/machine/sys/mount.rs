@@ -1,7 +1,8 @@
 //! Implements `mount` and `umount2`.
 
 use super::{Answer, program};
-use crate::files::{self, kinds, mount};
+use crate::files::kinds::Mounting;
+use crate::files::{self, kinds, mount, writeback};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -17,12 +18,16 @@ fn string(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 }
 
 /// Implements `mount`: mounts a file system by its type, or remounts one read-only or writable.
-pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 6]) -> Answer {
+pub async fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 6]) -> Answer {
     let own = thread.credentials();
     own.needs(abi::CAP_SYS_ADMIN)?;
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let flags = flags as u32;
     let read_only = flags & abi::MS_RDONLY != 0;
+    // What was written to a device by its file is there when it is mounted.
+    if flags & (abi::MS_REMOUNT | PROPAGATION) == 0 && string(thread, kind)? == b"ext4" {
+        writeback::write_all().await;
+    }
     files::view(&thread.files(), &own.file_credentials(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
         if flags & abi::MS_REMOUNT != 0 {
             return view.names.set_read_only(&view.get(&on, true)?, read_only);
@@ -34,13 +39,13 @@ pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 
             return Err(Errno::EINVAL);
         }
         let (source, kind, options) = (string(thread, source)?, string(thread, kind)?, string(thread, options)?);
-        kinds::mount(&view, &source, &on, &kind, &options, read_only)
+        kinds::mount(&view, &Mounting { source: &source, on: &on, kind: &kind, options: &options, read_only })
     })?;
     Ok(0)
 }
 
 /// Implements `umount2`.
-pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
+pub async fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
     let flags = flags as u32;
     let known = abi::MNT_FORCE | abi::MNT_DETACH | abi::UMOUNT_NOFOLLOW;
     if flags & !known != 0 {
@@ -50,8 +55,12 @@ pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
     own.needs(abi::CAP_SYS_ADMIN)?;
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let (follow, anyway) = (flags & abi::UMOUNT_NOFOLLOW == 0, flags & abi::MNT_DETACH != 0);
-    files::view(&thread.files(), &own.file_credentials(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
-        mount::unmount(&view, &on, follow, anyway)
-    })?;
+    let root =
+        files::view(&thread.files(), &own.file_credentials(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+            mount::unmount(&view, &on, follow, anyway)
+        })?;
+    if let Some(root) = root {
+        mount::end(root).await?;
+    }
     Ok(0)
 }

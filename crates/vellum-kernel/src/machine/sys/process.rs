@@ -57,6 +57,7 @@ pub fn first(file: &Program, path: &[u8], arguments: &[Vec<u8>], environment: &[
             let child = everybodys.child_changed.wait_until(over).await;
             if child.pid == pid {
                 let status = child.life.lock().shell_status();
+                files::writeback::finish().await;
                 stdio::send(stdio::Frame::Exit, &status.to_le_bytes());
                 println!("the program ended with status {status}: {}", mem::CounterSummary);
                 stop(Outcome::Success);

@@ -4,19 +4,20 @@
 use super::Answer;
 use super::file::open_of;
 use super::pieces::by_pieces;
-use crate::files::block::Opened;
-use crate::files::contents::{self, ObjectContents};
+use crate::files::contents::{self, ObjectContents, Opener};
+use crate::files::{block, ext4};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::{Expected, Writeback};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::tree::Node;
 use vellum_kernel::fs::{Kind, Open};
 
-/// Returns the open file if a store has its contents.
-fn stored(open: &Open) -> Option<&Opened> {
-    open.file().ok()?.as_any().downcast_ref()
+/// Returns the contents of an open file, and the opener's state, if a store has the contents.
+fn stored(open: &Open) -> Option<(&Arc<ObjectContents>, &Opener)> {
+    contents::stored(&**open.file().ok()?.pages()?)
 }
 
 /// Has dirty pages of a file written, and waits as the pass demands.
@@ -34,10 +35,20 @@ pub async fn fsync(thread: &Arc<Thread>, fd: u64) -> Answer {
     if open.inode().meta().kind == Kind::Fifo {
         return Err(Errno::EINVAL);
     }
-    if let Some(opened) = stored(&open) {
-        let (contents, opener) = opened.contents();
-        write_back(thread, contents, Writeback::complete(0..u64::MAX)).await?;
-        contents.flush(opener)?;
+    let node = open.inode().as_any().downcast_ref::<Node>();
+    match stored(&open) {
+        Some((contents, opener)) => {
+            write_back(thread, contents, Writeback::complete(0..u64::MAX)).await?;
+            // What is to be kept of attributes is so before the error of a write is reported.
+            let kept = node.map_or(Ok(()), Node::write_attributes);
+            contents.flush(opener).and(kept)?;
+        }
+        None => {
+            if let Some(node) = node {
+                node.write_attributes()?;
+                node.tree().on_disk(|disk| disk.sync())?;
+            }
+        }
     }
     Ok(0)
 }
@@ -50,8 +61,9 @@ pub async fn all(thread: &Arc<Thread>) -> Answer {
         if write_back(thread, &contents, Writeback::complete(0..u64::MAX)).await == Err(Errno::EINTR) {
             return Err(Errno::EINTR);
         }
-        contents.flush_store();
     }
+    let _ = ext4::sync_all();
+    block::flush_all();
     Ok(0)
 }
 
@@ -73,14 +85,14 @@ pub async fn range(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, flags: 
         Kind::Regular | Kind::Block | Kind::Directory | Kind::Link => {}
         _ => return Err(Errno::ESPIPE),
     }
-    if let Some(opened) = stored(&open)
+    if let Some((contents, _)) = stored(&open)
         && flags != 0
     {
         let pages = offset / FRAME_SIZE..if len == 0 { u64::MAX } else { (end as u64).div_ceil(FRAME_SIZE) };
         // A pass that waits also starts the writes of what is dirty.
         let waits = flags as u32 & WAITS != 0;
         let pass = if waits { Writeback::complete(pages) } else { Writeback::start(pages) };
-        write_back(thread, opened.contents().0, pass).await?;
+        write_back(thread, contents, pass).await?;
     }
     Ok(0)
 }
@@ -123,8 +135,7 @@ pub async fn advise(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, advice
         _ if (len as i64) < 0 || advice > 5 => return Err(Errno::EINVAL),
         _ => {}
     }
-    let Some(opened) = stored(&open) else { return Ok(0) };
-    let (contents, opener) = opened.contents();
+    let Some((contents, opener)) = stored(&open) else { return Ok(0) };
     let end = if len == 0 { u64::MAX } else { offset.saturating_add(len) };
     match advice as u32 {
         abi::POSIX_FADV_NORMAL => contents.expect(opener, Expected::Unknown),
@@ -146,7 +157,7 @@ pub fn readahead(thread: &Thread, fd: u64, offset: u64, len: u64) -> Answer {
     let open = open_of(thread, fd)?;
     open.readable()?;
     match stored(&open) {
-        Some(opened) => opened.contents().0.will_need(offset..offset.saturating_add(len)).map(|()| 0),
+        Some((contents, _)) => contents.will_need(offset..offset.saturating_add(len)).map(|()| 0),
         None if open.inode().meta().kind == Kind::Regular => Ok(0),
         None => Err(Errno::EINVAL),
     }

@@ -165,9 +165,9 @@ system_calls! {
         __NR_chdir: Full => path::chdir_to(thread, a[0]);
         __NR_fchdir: Full => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone());
         __NR_getcwd: Full => path::getcwd(thread, a[0], a[1]);
-        __NR_mount: Partial("proc, sysfs, cgroup2 and tmpfs, and these read-only; nothing is bound or moved")
-            => mount::mount(thread, a);
-        __NR_umount2: Partial("nothing expires") => mount::unmount(thread, a[0], a[1]);
+        __NR_mount: Partial("proc, sysfs, cgroup2, tmpfs and ext4, and these read-only; nothing is bound or moved")
+            => mount::mount(thread, a).await;
+        __NR_umount2: Partial("nothing expires") => mount::unmount(thread, a[0], a[1]).await;
         __NR_swapon: Partial("one swap device at most") => swap::on(thread, a[0], a[1]);
         __NR_swapoff: Partial("one swap device at most") => swap::off(thread, a[0]);
         __NR_umask: Full => path::umask(thread, a[0]);

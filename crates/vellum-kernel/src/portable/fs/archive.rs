@@ -145,7 +145,7 @@ fn fill(file: &dyn File, mut contents: &[u8]) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tmpfs::Tmpfs;
+    use super::super::tree::Tree;
     use super::*;
     use crate::testing::Machine;
     use std::format;
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn unpacked_files_have_their_contents_links_and_attributes() {
-        let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+        let root: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 1, 0o755);
         unpack(&archive(), &root).unwrap();
         let (names, cred) = (Namespace::default(), FileCredentials::root());
         let view = View { names: &names, root: &root, current: &root, cred: &cred };
@@ -205,7 +205,7 @@ mod tests {
                 let at = random.rand_range(0..archive.len() as u32) as usize;
                 archive[at] = b"0127f/.\0\xff"[random.rand_range(0..9) as usize];
             }
-            let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+            let root: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 1, 0o755);
             let _ = unpack(&archive, &root);
         }
     }

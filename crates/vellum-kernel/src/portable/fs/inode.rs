@@ -300,6 +300,11 @@ pub trait File: Send + Sync {
         Mappable::No
     }
 
+    /// Returns the file's pages as this opener sees them; `None` if it has none.
+    fn pages(&self) -> Option<&Arc<dyn Pages>> {
+        None
+    }
+
     /// Does the next step of `fallocate` on the range `bytes`, of whose bytes the first `done` were
     /// processed by earlier steps. Returns the number processed after this step; the caller calls
     /// again until that is the length of the range.

@@ -17,7 +17,8 @@
 //! | [`write_access`] | write access, and its denial while a program runs |
 //! | [`poll`] | the waits of `poll`, `ppoll` and `select` |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
-//! | [`tmpfs`] | tmpfs: the file system in memory |
+//! | [`tree`] | tmpfs, and the cache of a file system on a disk |
+//! | `ext4` | ext4, on a disk |
 //! | [`text`] | files whose contents are generated when they are read |
 //! | [`pseudo`] | directories of generated files, for `/proc`, `/sys` and cgroup2 |
 //! | [`cgroup`] | the cgroup2 file system |
@@ -28,6 +29,8 @@ mod bytes;
 pub mod cgroup;
 pub mod device;
 pub mod event;
+#[cfg(feature = "ext4")]
+pub mod ext4;
 pub mod files;
 pub mod inode;
 pub mod io;
@@ -41,7 +44,7 @@ pub mod poll;
 pub mod pseudo;
 pub mod table;
 pub mod text;
-pub mod tmpfs;
+pub mod tree;
 pub mod uffd;
 pub mod write_access;
 

@@ -6,6 +6,7 @@
 use super::io::{Sink, Source, in_pieces};
 use crate::errno::Errno;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::ops::Range;
@@ -15,6 +16,15 @@ use spin::Mutex;
 /// inode). Holes read as zeros. The file serializes writes and changes of the size; reads may come
 /// at any time.
 pub trait Pages: Send + Sync {
+    /// Returns these pages as one opener sees them, for whose reads the page cache then reads
+    /// ahead; `None` if openers do not differ.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn open(&self) -> Result<Option<Arc<dyn Pages>>, Errno> {
+        Ok(None)
+    }
+
     /// Returns the size in bytes.
     fn size(&self) -> u64;
 

@@ -79,14 +79,14 @@ mod tests {
     use super::*;
     use crate::fs::meta::Device;
     use crate::fs::names::{Namespace, View};
-    use crate::fs::tmpfs::Tmpfs;
+    use crate::fs::tree::Tree;
     use crate::fs::{FileCredentials, Kind};
     use crate::testing::Machine;
     use linux_raw_sys::general::{O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY};
 
     #[test]
     fn a_file_is_either_open_for_writing_or_run() {
-        let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+        let root: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 1, 0o755);
         let (names, cred) = (Namespace::default(), FileCredentials::root());
         let view = View { names: &names, root: &root, current: &root, cred: &cred };
         view.make(b"program", Kind::Regular, 0o755, Device::default(), &[]).unwrap();

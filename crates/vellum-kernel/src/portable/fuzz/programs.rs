@@ -6,7 +6,7 @@ use crate::fs::Inode;
 use crate::fs::archive::{Entry, entries, unpack};
 use crate::fs::meta::{FileCredentials, Kind};
 use crate::fs::names::{Namespace, View};
-use crate::fs::tmpfs::Tmpfs;
+use crate::fs::tree::Tree;
 use crate::testing::Machine;
 use alloc::sync::Arc;
 use elf::abi;
@@ -119,7 +119,7 @@ pub fn cpio(bytes: &[u8]) {
     valid.iter().for_each(|entry| write(&mut again, entry));
     let read: Vec<_> = entries(&again).collect();
     assert!(read.iter().map_while(|entry| entry.as_ref().ok()).eq(valid.iter().copied()));
-    let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+    let root: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 1, 0o755);
     if unpack(bytes, &root).is_err() {
         return;
     }

@@ -36,7 +36,7 @@ const FILES: [File; 15] = [
     ("cmdline", || Ok(b"vellum\n".to_vec())),
     ("cpuinfo", processors),
     ("devices", || Ok(b"Character devices:\n  1 mem\n\nBlock devices:\n".to_vec())),
-    ("filesystems", || Ok(b"nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\n".to_vec())),
+    ("filesystems", || Ok(b"nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\n\text4\n".to_vec())),
     ("loadavg", load),
     ("meminfo", meminfo),
     ("mounts", mounts),

@@ -1,6 +1,6 @@
 //! Directory operations: creating, linking, removing and renaming entries.
 
-use super::entries::Entries;
+use super::entries::{Child, Entries};
 use super::node::{self, Node};
 use crate::errno::Errno;
 use crate::fs::inode::{Directory, Entry, Inode, NewInode};
@@ -46,8 +46,15 @@ impl Node {
         match (self.is_directory(), old.entries()) {
             (true, None) => Err(Errno::ENOTDIR),
             (false, Some(_)) => Err(Errno::EISDIR),
-            (true, Some(entries)) => entries.lock().close(),
+            (true, Some(_)) => old.lock_entries()?.close(),
             (false, None) => Ok(()),
+        }
+    }
+
+    /// Permits again that entries are added to a directory whose removal failed on the disk.
+    fn reopen(&self) {
+        if let Some(entries) = self.entries() {
+            entries.lock().removed = false;
         }
     }
 
@@ -90,8 +97,8 @@ impl Node {
             _ => return Err(Errno::EINVAL),
         };
         let renaming = self.fs.renaming.lock();
-        let moved = self.entries().ok_or(Errno::ENOTDIR)?.lock().find(name).ok_or(Errno::ENOENT)?.clone();
-        let old = to.entries().ok_or(Errno::ENOTDIR)?.lock().find(to_name).cloned();
+        let moved = self.child(&mut *self.lock_entries()?, name)?.ok_or(Errno::ENOENT)?;
+        let old = to.child(&mut *to.lock_entries()?, to_name)?;
         if moved.is_directory() && to.is_within(&moved) {
             return Err(Errno::EINVAL);
         }
@@ -101,32 +108,36 @@ impl Node {
         {
             return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
         }
-        let from_entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
-        let to_entries = if self.number == to.number { None } else { to.entries().map(|entries| entries.lock()) };
+        let from_entries = self.lock_entries()?;
+        let to_entries = if self.number == to.number { None } else { Some(to.lock_entries()?) };
         let mut pair = Pair { from: from_entries, to: to_entries };
         // `renaming` excludes removals, but an entry may have been created since `to` was searched.
         if old.is_none() && pair.to().find(to_name).is_some() {
             return Ok(false);
         }
+        let on_disk = || self.fs.on_disk(|disk| disk.rename((self.number, name), (to.number, to_name), exchange));
         let replaced = match &old {
             Some(_) if flags & RENAME_NOREPLACE != 0 => return Err(Errno::EEXIST),
             None if exchange => return Err(Errno::ENOENT),
             Some(old) if Arc::ptr_eq(old, &moved) => return Ok(true),
             Some(old) if exchange => {
-                pair.to().replace(to_name, moved.clone());
-                pair.from.replace(name, old.clone());
+                on_disk()?;
+                pair.to().replace(to_name, Child::InMemory(moved.clone()));
+                pair.from.replace(name, Child::InMemory(old.clone()));
                 None
             }
             Some(old) => {
                 moved.begin_replace(old)?;
-                pair.to().replace(to_name, moved.clone());
+                on_disk().inspect_err(|_| old.reopen())?;
+                pair.to().replace(to_name, Child::InMemory(moved.clone()));
                 pair.from.remove(name);
                 Some(old)
             }
             None => {
                 let copy = pair.to().reserve(to_name)?;
+                on_disk()?;
                 pair.from.remove(name);
-                pair.to().add(copy, moved.clone());
+                pair.to().add(copy, Child::InMemory(moved.clone()));
                 None
             }
         };
@@ -152,8 +163,8 @@ impl Node {
 
 impl Directory for Node {
     fn find(&self, name: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
-        let entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
-        entries.find(name).map(|node| node.clone() as Arc<dyn Inode>).ok_or(Errno::ENOENT)
+        let found = self.child(&mut *self.lock_entries()?, name)?;
+        found.map(|node| node as Arc<dyn Inode>).ok_or(Errno::ENOENT)
     }
 
     fn parent(&self) -> Option<Arc<dyn Inode>> {
@@ -161,12 +172,13 @@ impl Directory for Node {
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) -> Result<(), Errno> {
-        let entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        let entries = self.lock_entries()?;
         if entries.removed {
             return Err(Errno::ENOENT);
         }
-        for (position, name, node) in entries.iter_from(from) {
-            if !each(Entry { name, inode: node.number, kind: node.kind(), next: position + 1 }) {
+        for (position, name, child) in entries.iter_from(from) {
+            let (inode, kind) = child.identity();
+            if !each(Entry { name, inode, kind, next: position + 1 }) {
                 break;
             }
         }
@@ -177,22 +189,36 @@ impl Directory for Node {
 
     fn make(&self, name: &[u8], new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
         let this = self.this.upgrade().ok_or(Errno::ENOENT)?;
-        let made = node::make(&self.fs, new, Some(&this))?;
-        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        let mut entries = self.lock_entries()?;
         if entries.find(name).is_some() {
             return Err(Errno::EEXIST);
         }
-        let name = entries.reserve(name)?;
-        entries.add(name, made.clone());
+        let copy = entries.reserve(name)?;
+        let made = match &self.fs.disk {
+            None => {
+                let made = node::make(&self.fs, new, Some(&this))?;
+                entries.add(copy, Child::InMemory(made.clone()));
+                Ok(made)
+            }
+            Some(disk) => {
+                let number = disk.make(self.number, name, new)?;
+                entries.add(copy, Child::OnDisk { number, kind: new.kind });
+                // Without memory for the inode, the file exists all the same.
+                self.child(&mut entries, name).and_then(|made| made.ok_or(Errno::ENOENT))
+            }
+        };
         drop(entries);
         if new.kind == Kind::Directory {
             self.count_link(true);
         }
         self.touch_modified();
-        Ok(made)
+        Ok(made?)
     }
 
     fn make_tmpfile(&self, new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
+        if self.fs.disk.is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let made = node::make(&self.fs, new, None)?;
         made.clear_links(true);
         Ok(made)
@@ -206,22 +232,24 @@ impl Directory for Node {
         if node.is_directory() {
             return Err(Errno::EPERM);
         }
-        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        let mut entries = self.lock_entries()?;
         if entries.find(name).is_some() {
             return Err(Errno::EEXIST);
         }
-        let name = entries.reserve(name)?;
+        let copy = entries.reserve(name)?;
         {
             let now = self.fs.host.now();
             let mut attributes = node.attributes.lock();
             if attributes.links == 0 && !attributes.linkable {
                 return Err(Errno::ENOENT);
             }
-            attributes.links = attributes.links.checked_add(1).ok_or(Errno::EMLINK)?;
+            let links = attributes.links.checked_add(1).ok_or(Errno::EMLINK)?;
+            self.fs.on_disk(|disk| disk.link(self.number, name, node.number))?;
+            attributes.links = links;
             attributes.linkable = false;
             attributes.changed = now;
         }
-        entries.add(name, node);
+        entries.add(copy, Child::InMemory(node));
         drop(entries);
         self.touch_modified();
         Ok(())
@@ -231,19 +259,18 @@ impl Directory for Node {
         // `renaming` permits locking a second directory, the one to remove, while its parent is
         // locked.
         let renaming = self.fs.renaming.lock();
-        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
-        let node = entries.find(name).ok_or(Errno::ENOENT)?;
-        match (node.entries(), directory) {
-            (None, true) => return Err(Errno::ENOTDIR),
-            (Some(_), false) => return Err(Errno::EISDIR),
-            (Some(inner), true) => inner.lock().close()?,
-            (None, false) => {}
+        let mut entries = self.lock_entries()?;
+        let node = self.child(&mut entries, name)?.ok_or(Errno::ENOENT)?;
+        match (node.is_directory(), directory) {
+            (false, true) => return Err(Errno::ENOTDIR),
+            (true, false) => return Err(Errno::EISDIR),
+            (true, true) => node.lock_entries()?.close()?,
+            (false, false) => {}
         }
-        let node = entries.remove(name);
+        self.fs.on_disk(|disk| disk.remove(self.number, name, directory)).inspect_err(|_| node.reopen())?;
+        entries.remove(name);
         drop(entries);
-        if let Some(node) = &node {
-            node.drop_link();
-        }
+        node.drop_link();
         if directory {
             self.count_link(false);
         }

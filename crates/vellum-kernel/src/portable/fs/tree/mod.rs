@@ -1,22 +1,33 @@
-//! tmpfs: the file system in memory. Times and pages come from the kernel ([`Host`]).
+//! Trees of inodes in memory: all of a tmpfs, and the cache of a file system on a [`Disk`]. Times
+//! and pages come from the kernel ([`Host`]).
+//!
+//! The tree of a disk has a directory's entries from the first access to the directory on, and an
+//! inode from its first lookup on, until it is unmounted. An operation on names is checked in the
+//! tree, done on the disk, and then in the tree. Times and the contents of files get to the disk
+//! later ([`Tree::write_attributes`], and the page cache).
 //!
 //! # Lock order
-//! 1. `Tmpfs::renaming`. A thread that locks two directories holds `renaming`, so it may lock the
+//! 1. `Tree::renaming`. A thread that locks two directories holds `renaming`, so it may lock the
 //!    two in either order (Linux: `s_vfs_rename_mutex`).
 //! 2. A directory's entries.
-//! 3. An inode's attributes.
+//! 3. The table of a disk's inodes in memory.
+//! 4. An inode's attributes.
+//!
+//! A disk takes its own locks after all of these.
 //!
 //! A thread takes the lock of a regular file's `seals` before that of its attributes, and before
 //! those of its pages.
 //!
 //! | file | subject |
 //! |---|---|
+//! | [`disk`] | what a tree needs of a file system on a disk |
 //! | `node` | inodes: what all kinds have in common |
 //! | `entries` | a directory's entries, by name and by position |
 //! | `directory` | creating, linking, removing, renaming |
 //! | `regular` | regular files: reads, writes, holes, seals |
 
 mod directory;
+pub mod disk;
 mod entries;
 mod node;
 mod regular;
@@ -27,8 +38,10 @@ use super::inode::NewInode;
 use super::meta::{Device, Kind, Time};
 use super::pages::Pages;
 use crate::errno::Errno;
-use alloc::sync::Arc;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use disk::Disk;
 pub use node::Node;
 use spin::Mutex;
 
@@ -43,7 +56,15 @@ pub trait Host: Send + Sync {
     /// `ENOMEM`.
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno>;
 
-    /// Returns the capacity.
+    /// Returns the pages of a regular file of `size` bytes on the tree's disk.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn kept_pages(&self, _inode: u64, _size: u64) -> Result<Arc<dyn Pages>, Errno> {
+        Err(Errno::EIO)
+    }
+
+    /// Returns the capacity of a tree without a disk.
     fn space(&self) -> Capacity;
 }
 
@@ -55,22 +76,68 @@ pub struct Capacity {
     pub free: u64,
 }
 
-/// A tmpfs instance.
-pub struct Tmpfs {
+/// A tmpfs instance, or the cache of a file system on a disk.
+pub struct Tree {
     device: Device,
     host: Arc<dyn Host>,
+    disk: Option<Arc<dyn Disk>>,
+    /// The inodes of the disk that are in memory, by their numbers.
+    kept: Mutex<BTreeMap<u64, Weak<Node>>>,
     next_inode: AtomicU64,
     renaming: Mutex<()>,
 }
 
-impl Tmpfs {
+impl Tree {
     /// Creates a tmpfs, and returns its empty root directory of mode `mode`. `minor`: the minor
     /// number of its device, which no other file system has.
     pub fn root(host: Arc<dyn Host>, minor: u32, mode: u32) -> Arc<Node> {
-        let fs =
-            Tmpfs { device: Device { major: 0, minor }, host, next_inode: AtomicU64::new(1), renaming: Mutex::new(()) };
+        let fs = Tree::of(host, Device { major: 0, minor }, None);
         let new = NewInode { kind: Kind::Directory, mode, uid: 0, gid: 0, special: Device::default(), target: &[] };
-        node::directory(&Arc::new(fs), &new, None)
+        node::directory(&fs, &new, None)
+    }
+
+    /// Creates the tree of a disk, and returns its root directory. `device`: the number of the
+    /// disk.
+    ///
+    /// # Errors
+    /// `EIO`, `ENOMEM`; `ENOTDIR`: the disk has no root directory.
+    pub fn of_disk(host: Arc<dyn Host>, device: Device, disk: Arc<dyn Disk>) -> Result<Arc<Node>, Errno> {
+        let number = disk.root();
+        let root = node::load(&Tree::of(host, device, Some(disk)), number, None)?;
+        if root.is_directory() { Ok(root) } else { Err(Errno::ENOTDIR) }
+    }
+
+    fn of(host: Arc<dyn Host>, device: Device, disk: Option<Arc<dyn Disk>>) -> Arc<Tree> {
+        let (kept, next_inode, renaming) = (Mutex::default(), AtomicU64::new(1), Mutex::default());
+        Arc::new(Tree { device, host, disk, kept, next_inode, renaming })
+    }
+
+    /// Calls `act` with the disk, unless this is a tmpfs.
+    ///
+    /// # Errors
+    /// Those of `act`.
+    pub fn on_disk(&self, act: impl FnOnce(&dyn Disk) -> Result<(), Errno>) -> Result<(), Errno> {
+        self.disk.as_deref().map_or(Ok(()), act)
+    }
+
+    /// Has the disk keep the attributes of all inodes that changed in memory alone: the times of
+    /// reads and writes.
+    ///
+    /// # Errors
+    /// `EIO`, `ENOSPC`, for the first inode that failed. All others are done.
+    pub fn write_attributes(&self) -> Result<(), Errno> {
+        let (mut next, mut result) = (0, Ok(()));
+        loop {
+            let kept = self.kept.lock();
+            let Some((number, node)) = kept.range(next..).next().map(|(number, node)| (*number, node.upgrade())) else {
+                return result;
+            };
+            drop(kept);
+            next = number + 1;
+            if let Some(node) = node {
+                result = result.and(node.write_attributes());
+            }
+        }
     }
 
     /// Returns an unused inode number.

@@ -1,8 +1,9 @@
 //! Inodes: attributes, creation, and the operations that all kinds have in common.
 
-use super::entries::Entries;
-use super::regular::Regular;
-use super::{Capacity, Tmpfs};
+use super::disk;
+use super::entries::{Child, Entries};
+use super::regular::{OpenRegular, Regular};
+use super::{Capacity, Tree};
 use crate::errno::Errno;
 use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
 use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
@@ -13,16 +14,16 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use linux_raw_sys::general::TMPFS_MAGIC;
-use spin::Mutex;
+use spin::{Mutex, MutexGuard};
 
 /// The longest target of a symbolic link, without a NUL.
 const LONGEST_TARGET: usize = 4095;
 /// The bytes that each entry adds to a directory's `st_size` (Linux: `BOGO_DIRENT_SIZE`).
 const ENTRY_SIZE: u64 = 20;
 
-/// A tmpfs inode.
+/// An inode.
 pub struct Node {
-    pub(super) fs: Arc<Tmpfs>,
+    pub(super) fs: Arc<Tree>,
     pub(super) this: Weak<Node>,
     pub(super) number: u64,
     special: Device,
@@ -42,6 +43,8 @@ pub(super) struct Attributes {
     pub modified: Time,
     pub changed: Time,
     born: Time,
+    /// The disk does not have the times yet.
+    pub dirty: bool,
 }
 
 /// The contents of an inode, by its kind.
@@ -55,9 +58,49 @@ pub(super) enum Body {
 }
 
 /// Returns a new empty directory, which is not in `parent`'s entries yet.
-pub(super) fn directory(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
+pub(super) fn directory(fs: &Arc<Tree>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
     let parent = parent.map_or(Weak::new(), Arc::downgrade);
-    with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
+    with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent, true))))
+}
+
+/// Returns the inode `number` of the tree's disk, from memory or from the disk. `parent` is the
+/// parent of a directory.
+///
+/// # Errors
+/// `EIO`, `ENOMEM`.
+pub(super) fn load(fs: &Arc<Tree>, number: u64, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
+    let disk = fs.disk.as_ref().ok_or(Errno::EIO)?;
+    // The lock makes sure that an inode with two names is in memory once.
+    let mut kept = fs.kept.lock();
+    if let Some(node) = kept.get(&number).and_then(Weak::upgrade) {
+        return Ok(node);
+    }
+    let found = disk.inode(number)?;
+    let body = match found.kind {
+        Kind::Directory => {
+            let parent = parent.map_or(Weak::new(), Arc::downgrade);
+            Body::Directory(Mutex::new(Entries::new(parent, false)))
+        }
+        Kind::Regular => Body::Regular(Regular::new(fs.host.kept_pages(number, found.size)?)),
+        Kind::Link => Body::Link(disk.target(number)?),
+        Kind::Fifo => Body::Fifo(Arc::default()),
+        kind => Body::Other(kind),
+    };
+    let attributes = Attributes {
+        mode: found.mode & MODE,
+        uid: found.uid,
+        gid: found.gid,
+        links: found.links,
+        linkable: false,
+        accessed: found.accessed,
+        modified: found.modified,
+        changed: found.changed,
+        born: found.born,
+        dirty: false,
+    };
+    let node = Node::new(fs, number, found.special, attributes, body);
+    kept.insert(number, Arc::downgrade(&node));
+    Ok(node)
 }
 
 /// Returns a new inode, which is in no directory yet. Its link count is 1, or 2 for a directory.
@@ -65,7 +108,7 @@ pub(super) fn directory(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc
 ///
 /// # Errors
 /// `ENAMETOOLONG`, `ENOMEM`.
-pub(super) fn make(fs: &Arc<Tmpfs>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
+pub(super) fn make(fs: &Arc<Tree>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
     let body = match new.kind {
         Kind::Directory => return Ok(directory(fs, new, parent)),
         Kind::Regular => Body::Regular(Regular::new(fs.host.pages()?)),
@@ -86,7 +129,7 @@ fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
 }
 
 /// Returns a new inode with this body.
-fn with_body(fs: &Arc<Tmpfs>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
+fn with_body(fs: &Arc<Tree>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
     let now = fs.host.now();
     let attributes = Attributes {
         mode: new.mode & MODE,
@@ -98,15 +141,73 @@ fn with_body(fs: &Arc<Tmpfs>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
         modified: now,
         changed: now,
         born: now,
+        dirty: false,
     };
-    let (fs, number, special) = (fs.clone(), fs.new_number(), new.special);
-    Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes: Mutex::new(attributes), body })
+    Node::new(fs, fs.new_number(), new.special, attributes, body)
 }
 
 impl Node {
-    /// Returns the entries of a directory, or `None` for other kinds.
+    fn new(fs: &Arc<Tree>, number: u64, special: Device, attributes: Attributes, body: Body) -> Arc<Node> {
+        let (fs, attributes) = (fs.clone(), Mutex::new(attributes));
+        Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes, body })
+    }
+
+    /// Returns the tree to which the inode belongs.
+    pub fn tree(&self) -> &Arc<Tree> {
+        &self.fs
+    }
+
+    /// Returns the entries of a directory as far as they are in memory, or `None` for other kinds.
     pub(super) fn entries(&self) -> Option<&Mutex<Entries>> {
         if let Body::Directory(entries) = &self.body { Some(entries) } else { None }
+    }
+
+    /// Locks the entries of a directory, all of which are then in memory.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; `EIO`, `ENOMEM`: they can't be read from the disk.
+    pub(super) fn lock_entries(&self) -> Result<MutexGuard<'_, Entries>, Errno> {
+        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        if let (false, Some(disk)) = (entries.complete, &self.fs.disk) {
+            let read = disk.list(self.number, &mut |name, number, kind| {
+                let copy = entries.reserve(name)?;
+                entries.add(copy, Child::OnDisk { number, kind });
+                Ok(())
+            });
+            read.inspect_err(|_| entries.clear())?;
+            entries.complete = true;
+        }
+        Ok(entries)
+    }
+
+    /// Returns the inode of an entry, which comes from the disk at its first lookup; `None`: there
+    /// is no such entry.
+    ///
+    /// # Errors
+    /// `EIO`, `ENOMEM`.
+    pub(super) fn child(&self, entries: &mut Entries, name: &[u8]) -> Result<Option<Arc<Node>>, Errno> {
+        let number = match entries.find(name) {
+            None => return Ok(None),
+            Some(Child::InMemory(node)) => return Ok(Some(node.clone())),
+            Some(Child::OnDisk { number, .. }) => *number,
+        };
+        let this = self.this.upgrade().ok_or(Errno::ENOENT)?;
+        let node = load(&self.fs, number, Some(&this))?;
+        entries.replace(name, Child::InMemory(node.clone()));
+        Ok(Some(node))
+    }
+
+    /// Has the disk keep the attributes, if they changed in memory alone.
+    ///
+    /// # Errors
+    /// `EIO`, `ENOSPC`.
+    pub fn write_attributes(&self) -> Result<(), Errno> {
+        let mut attributes = self.attributes.lock();
+        if attributes.dirty && attributes.links > 0 {
+            self.fs.on_disk(|disk| disk.set(self.number, &attributes.to_keep()))?;
+        }
+        attributes.dirty = false;
+        Ok(())
     }
 
     pub(super) fn is_directory(&self) -> bool {
@@ -136,6 +237,7 @@ impl Node {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
         (attributes.modified, attributes.changed) = (now, now);
+        attributes.dirty = self.fs.disk.is_some();
     }
 
     /// Records a read under the rule of `relatime`: the access time changes only if it is not later
@@ -146,6 +248,7 @@ impl Node {
         let last = attributes.accessed;
         if last <= attributes.modified || last <= attributes.changed || now.seconds - last.seconds >= 86400 {
             attributes.accessed = now;
+            attributes.dirty = self.fs.disk.is_some();
         }
     }
 
@@ -155,6 +258,29 @@ impl Node {
         let mut attributes = self.attributes.lock();
         attributes.links = if more { attributes.links + 1 } else { attributes.links.saturating_sub(1) };
         attributes.changed = now;
+    }
+}
+
+impl Attributes {
+    fn to_keep(&self) -> disk::Attributes {
+        let Attributes { mode, uid, gid, accessed, modified, .. } = *self;
+        disk::Attributes { mode, uid, gid, accessed, modified }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(disk) = &self.fs.disk {
+            // Another thread may have found the inode on the disk meanwhile.
+            let mut kept = self.fs.kept.lock();
+            if kept.get(&self.number).is_some_and(|node| node.strong_count() == 0) {
+                kept.remove(&self.number);
+            }
+            drop(kept);
+            if self.attributes.lock().links == 0 {
+                disk.forget(self.number);
+            }
+        }
     }
 }
 
@@ -188,18 +314,22 @@ impl Inode for Node {
     fn change(&self, change: &Change) -> Result<(), Errno> {
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
-        attributes.mode = change.mode.unwrap_or(attributes.mode) & MODE;
-        attributes.uid = change.uid.unwrap_or(attributes.uid);
-        attributes.gid = change.gid.unwrap_or(attributes.gid);
-        attributes.accessed = change.accessed.unwrap_or(attributes.accessed);
-        attributes.modified = change.modified.unwrap_or(attributes.modified);
-        attributes.changed = now;
+        let to_keep = disk::Attributes {
+            mode: change.mode.unwrap_or(attributes.mode) & MODE,
+            uid: change.uid.unwrap_or(attributes.uid),
+            gid: change.gid.unwrap_or(attributes.gid),
+            accessed: change.accessed.unwrap_or(attributes.accessed),
+            modified: change.modified.unwrap_or(attributes.modified),
+        };
+        self.fs.on_disk(|disk| disk.set(self.number, &to_keep))?;
+        let disk::Attributes { mode, uid, gid, accessed, modified } = to_keep;
+        *attributes = Attributes { mode, uid, gid, accessed, modified, changed: now, dirty: false, ..*attributes };
         Ok(())
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno> {
         match &self.body {
-            Body::Regular(_) => Ok(self),
+            Body::Regular(regular) => OpenRegular::open(&self, regular).map(|open| open as Arc<dyn File>),
             Body::Fifo(pipe) => pipe.open(flags),
             Body::Directory(_) => Err(Errno::EISDIR),
             Body::Link(_) => Err(Errno::ELOOP),
@@ -224,6 +354,9 @@ impl Inode for Node {
     }
 
     fn space(&self) -> Space {
+        if let Some(disk) = &self.fs.disk {
+            return disk.space();
+        }
         let Capacity { total, free } = self.fs.host.space();
         Space { magic: TMPFS_MAGIC, pages: total, free_pages: free, inodes: total, free_inodes: free }
     }

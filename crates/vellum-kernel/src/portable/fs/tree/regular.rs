@@ -2,7 +2,7 @@
 
 use super::node::{Body, Node};
 use crate::errno::Errno;
-use crate::fs::inode::{File, Mappable};
+use crate::fs::inode::{File, Inode, Mappable};
 use crate::fs::io::{Limited, Sink, Source};
 use crate::fs::pages::Pages;
 use crate::fs::write_access::WriteAccess;
@@ -80,12 +80,13 @@ impl Node {
         Ok(())
     }
 
-    /// Writes at an offset, or at the end of the file. Returns the offset of the first byte, and
-    /// the number of bytes written, at most [`WRITE_CHUNK`].
-    fn write_chunk(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
+    /// Writes to `pages`, which are the file's own or an opener's, at an offset, or at the end of
+    /// the file. Returns the offset of the first byte, and the number of bytes written, at most
+    /// [`WRITE_CHUNK`].
+    fn write_chunk(&self, pages: &dyn Pages, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
         let regular = self.regular()?;
         let seals = regular.seals.lock();
-        let size = regular.pages.size();
+        let size = pages.size();
         let at = at.unwrap_or(size);
         let mut most = WRITE_CHUNK;
         if from.left() == 0 {
@@ -101,9 +102,9 @@ impl Node {
             most = most.min((size - at) as usize);
         }
         if at.is_multiple_of(EXPECTED) {
-            regular.pages.expect_write(at..at.saturating_add(EXPECTED.min(from.left() as u64)));
+            pages.expect_write(at..at.saturating_add(EXPECTED.min(from.left() as u64)));
         }
-        let count = regular.pages.write(at, &mut Limited(from, most))?;
+        let count = pages.write(at, &mut Limited(from, most))?;
         self.touch_modified();
         Ok((at, count))
     }
@@ -127,19 +128,36 @@ impl Node {
     }
 }
 
-impl File for Node {
+/// An open regular file.
+pub struct OpenRegular {
+    node: Arc<Node>,
+    /// The pages as this opener sees them ([`Pages::open`]).
+    pages: Arc<dyn Pages>,
+}
+
+impl OpenRegular {
+    pub(super) fn open(node: &Arc<Node>, regular: &Regular) -> Result<Arc<Self>, Errno> {
+        let pages = match regular.pages.open()? {
+            Some(own) => own,
+            None => regular.pages.clone(),
+        };
+        Ok(Arc::new(OpenRegular { node: node.clone(), pages }))
+    }
+}
+
+impl File for OpenRegular {
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        let count = self.regular()?.pages.read(at, to)?;
-        self.touch_accessed();
+        let count = self.pages.read(at, to)?;
+        self.node.touch_accessed();
         Ok(count)
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        self.write_chunk(Some(at), from).map(|(_, count)| count)
+        self.node.write_chunk(&*self.pages, Some(at), from).map(|(_, count)| count)
     }
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
-        self.write_chunk(None, from).map(|(at, count)| (count, at + count as u64))
+        self.node.write_chunk(&*self.pages, None, from).map(|(at, count)| (count, at + count as u64))
     }
 
     fn seekable(&self) -> bool {
@@ -147,53 +165,57 @@ impl File for Node {
     }
 
     fn write_lock(&self) -> Option<&SleepLock> {
-        self.regular().ok().map(|regular| &regular.write_lock)
+        self.node.regular().ok().map(|regular| &regular.write_lock)
     }
 
     fn unread(&self, at: u64) -> Result<u64, Errno> {
-        Ok(self.regular()?.pages.size().saturating_sub(at))
+        Ok(self.pages.size().saturating_sub(at))
     }
 
     fn mappable(&self) -> Mappable {
-        self.touch_accessed();
-        self.regular().map_or(Mappable::No, |regular| Mappable::Pages(regular.pages.clone()))
+        self.node.touch_accessed();
+        Mappable::Pages(self.pages.clone())
+    }
+
+    fn pages(&self) -> Option<&Arc<dyn Pages>> {
+        Some(&self.pages)
     }
 
     fn allocate(&self, mode: u32, bytes: Range<u64>, done: u64) -> Result<u64, Errno> {
-        let regular = self.regular()?;
+        let regular = self.node.regular()?;
         let mut end = bytes.end;
         let seals = regular.seals.lock();
-        let size = regular.pages.size();
+        let size = self.pages.size();
         match mode {
             PUNCH => {
                 if *seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) != 0 {
                     return Err(Errno::EPERM);
                 }
-                regular.pages.punch(bytes.clone())?;
+                self.pages.punch(bytes.clone())?;
             }
             0 | FALLOC_FL_KEEP_SIZE => {
                 let grows = mode == 0 && bytes.end > size;
                 if grows && *seals & F_SEAL_GROW != 0 {
                     return Err(Errno::EPERM);
                 }
-                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.fs.host.space().total {
+                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.node.space().pages {
                     return Err(Errno::ENOSPC);
                 }
                 let from = bytes.start + done;
                 end = end.min((from / FALLOCATE_CHUNK + 1) * FALLOCATE_CHUNK);
-                regular.pages.allocate(from..end)?;
+                self.pages.allocate(from..end)?;
                 if grows && end == bytes.end {
-                    regular.pages.set_size(bytes.end)?;
+                    self.pages.set_size(bytes.end)?;
                 }
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
-        self.touch_modified();
+        self.node.touch_modified();
         Ok(end - bytes.start)
     }
 
     fn seek(&self, at: u64, hole: bool) -> Result<u64, Errno> {
-        let pages = &self.regular()?.pages;
+        let pages = &self.pages;
         let size = pages.size();
         if at >= size {
             return Err(Errno::ENXIO);
@@ -206,8 +228,8 @@ impl File for Node {
 
     fn control(&self, command: u32, argument: u64) -> Result<u64, Errno> {
         match command {
-            F_GET_SEALS => Ok((*self.regular()?.seals.lock()).into()),
-            F_ADD_SEALS => self.seal(argument).map(|()| 0),
+            F_GET_SEALS => Ok((*self.node.regular()?.seals.lock()).into()),
+            F_ADD_SEALS => self.node.seal(argument).map(|()| 0),
             _ => Err(Errno::EINVAL),
         }
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fs::inode::{FIRST, File, Inode};
+use crate::fs::inode::{FIRST, Inode};
 use crate::fs::io::NeverWaits;
 use crate::fs::meta::FileCredentials;
 use crate::fs::names::{Mount, Namespace, View};
@@ -20,7 +20,7 @@ impl World {
     fn new() -> World {
         World {
             names: Namespace::default(),
-            root: Tmpfs::root(Arc::new(Machine), 1, 0o755),
+            root: Tree::root(Arc::new(Machine), 1, 0o755),
             cred: FileCredentials::root(),
         }
     }
@@ -225,7 +225,7 @@ fn listings_resume_while_entries_come_and_go() {
 /// Creates and removes random entries, and compares lookups and the listing with a list of names.
 #[test]
 fn random_creations_and_removals_match_a_list() {
-    let root = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+    let root = Tree::root(Arc::new(Machine), 1, 0o755);
     let mut random = oorandom::Rand32::new(9);
     let mut model: Vec<String> = Vec::new();
     let new = NewInode { kind: Kind::Fifo, mode: 0, uid: 0, gid: 0, special: Device::default(), target: &[] };
@@ -366,7 +366,7 @@ fn mounts_stack_and_form_no_cycles() {
     let world = World::new();
     world.mkdir("/mnt").unwrap();
     world.mkdir("/mnt/hidden").unwrap();
-    let other: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 2, 0o755);
+    let other: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 2, 0o755);
     let on = world.view().get(b"mnt", false).unwrap();
     let mount = |on: &Arc<dyn Inode>, root: &Arc<dyn Inode>| {
         let (on, root, source) = (on.clone(), root.clone(), b"none".as_slice().into());
@@ -390,7 +390,7 @@ fn mounts_stack_and_form_no_cycles() {
     world.view().remove(b"/mnt/in/f", false).unwrap();
     assert_eq!(world.names.path_of_open(&open, &world.root).unwrap(), b"/mnt/in/f (deleted)");
     // A third file system on the mount's root, and its removal.
-    let third: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 3, 0o755);
+    let third: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 3, 0o755);
     mount(&other, &third).unwrap();
     assert!(!world.exists("/mnt/in"));
     assert_eq!(world.names.unmount(&third).map(|mount| mount.on.meta().identity()), Ok(other.meta().identity()));
@@ -403,7 +403,7 @@ fn mounts_stack_and_form_no_cycles() {
 fn read_only_mounts_refuse_all_changes() {
     let world = World::new();
     world.mkdir("/mnt").unwrap();
-    let (on, root) = (world.view().get(b"mnt", false).unwrap(), Tmpfs::root(Arc::new(Machine), 2, 0o755));
+    let (on, root) = (world.view().get(b"mnt", false).unwrap(), Tree::root(Arc::new(Machine), 2, 0o755));
     let root: Arc<dyn Inode> = root;
     let source = b"none".as_slice().into();
     world.names.mount(Mount { on, root: root.clone(), kind: "tmpfs", source, read_only: false }).unwrap();
@@ -438,13 +438,15 @@ fn tmpfiles_can_be_linked() {
 
 #[test]
 fn seals_refuse_operations_and_further_seals() {
-    let root = Tmpfs::root(Arc::new(Machine), 1, 0o755);
-    let sealed = memfd(&root, 0, 0, false).unwrap();
+    let root = Tree::root(Arc::new(Machine), 1, 0o755);
+    let open = |node: Arc<Node>| node.open(O_RDWR).unwrap();
+    let sealed = open(memfd(&root, 0, 0, false).unwrap());
     assert_eq!((sealed.control(F_GET_SEALS, 0), sealed.control(F_ADD_SEALS, 2)), (Ok(1), Err(Errno::EPERM)));
-    let file = memfd(&root, 0, 0, true).unwrap();
+    let node = memfd(&root, 0, 0, true).unwrap();
+    let file = open(node.clone());
     file.write(0, &mut &b"hello"[..]).unwrap();
     file.control(F_ADD_SEALS, (F_SEAL_GROW | F_SEAL_SHRINK).into()).unwrap();
-    assert_eq!((file.truncate(4), file.truncate(6), file.truncate(5)), (Err(Errno::EPERM), Err(Errno::EPERM), Ok(())));
+    assert_eq!((node.truncate(4), node.truncate(6), node.truncate(5)), (Err(Errno::EPERM), Err(Errno::EPERM), Ok(())));
     assert_eq!((file.write(3, &mut &b"abc"[..]), file.write(5, &mut &b"c"[..])), (Ok(2), Err(Errno::EPERM)));
     file.control(F_ADD_SEALS, (F_SEAL_WRITE | F_SEAL_SEAL).into()).unwrap();
     assert_eq!(file.write(0, &mut &b"c"[..]), Err(Errno::EPERM));

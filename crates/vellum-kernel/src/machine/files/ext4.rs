@@ -1,0 +1,257 @@
+//! ext4 on a block device: the store of its files, and mounting it.
+
+use super::block::{self, Block};
+use super::contents::ObjectContents;
+use crate::arch::random::random;
+use crate::mem::block::{BlockDevice, Sectors, read_pages, write_pages};
+use crate::mem::payer::Shared;
+use crate::mem::storage::{self, Store};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use vellum::addr::{FRAME_SIZE, Pfn};
+use vellum::platform::{ReadRequest, WriteRequest};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::ext4::contents::{Contents, Place};
+use vellum_kernel::fs::ext4::{Ext4, Host};
+use vellum_kernel::fs::meta::{Device, Time};
+use vellum_kernel::fs::tree::disk::Disk;
+use vellum_kernel::fs::tree::{self, Capacity, Node, Tree};
+use vellum_kernel::fs::{Inode, Kind, Pages};
+
+/// The size of the largest block: a page (Linux has the same limit here).
+const LARGEST_BLOCK: usize = FRAME_SIZE as usize;
+
+/// The services that the file system needs from this machine.
+struct Machine;
+
+impl Host for Machine {
+    fn now(&self) -> Time {
+        super::time_of_day()
+    }
+
+    fn random(&self, to: &mut [u8]) {
+        to.fill_with(|| random() as u8);
+    }
+}
+
+/// A mounted file system. The tree of its inodes goes through it to the page cache.
+struct Mounted {
+    fs: Arc<Ext4>,
+    device: Arc<dyn BlockDevice>,
+}
+
+impl tree::Host for Mounted {
+    fn now(&self) -> Time {
+        super::time_of_day()
+    }
+
+    fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn kept_pages(&self, inode: u64, size: u64) -> Result<Arc<dyn Pages>, Errno> {
+        let store = FileStore { contents: Contents::new(&self.fs, inode), device: self.device.clone() };
+        Ok(ObjectContents::stored(Arc::new(store), size)?)
+    }
+
+    fn space(&self) -> Capacity {
+        Capacity { total: 0, free: 0 }
+    }
+}
+
+/// The store of a file.
+struct FileStore {
+    contents: Arc<Contents>,
+    device: Arc<dyn BlockDevice>,
+}
+
+/// Calls `each` with the bytes of frames that make up `part` of a file, and their offset in the
+/// file. The frames have the file's bytes from `start` on.
+fn each_piece(
+    (start, frames): (u64, impl Iterator<Item = (Pfn, u32)>),
+    part: &Range<u64>,
+    mut each: impl FnMut(u64, &[AtomicU8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut at = start;
+    for (first, count) in frames {
+        let end = at + u64::from(count) * FRAME_SIZE;
+        let piece = at.max(part.start)..end.min(part.end);
+        if piece.start < piece.end {
+            // SAFETY: the request of the caller keeps the frames.
+            let bytes = unsafe { storage::bytes(first, count) };
+            each(piece.start, &bytes[(piece.start - at) as usize..(piece.end - at) as usize])?;
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// Converts the outcome of a transfer.
+fn done(succeeded: bool) -> Result<(), Errno> {
+    if succeeded { Ok(()) } else { Err(Errno::EIO) }
+}
+
+impl Store for FileStore {
+    fn read(&self, request: &ReadRequest) -> u64 {
+        let pages = request.pages();
+        let bytes = pages.start * FRAME_SIZE..pages.end * FRAME_SIZE;
+        let mut reached = bytes.start;
+        let read = self.contents.read(bytes.clone(), &mut |place, part| {
+            each_piece((bytes.start, request.frames()), &part, |at, piece| match place {
+                Place::At(from) => done(read_pages(&*self.device, from + (at - part.start), piece)),
+                Place::Hole => {
+                    piece.iter().for_each(|byte| byte.store(0, Relaxed));
+                    Ok(())
+                }
+            })?;
+            reached = part.end;
+            Ok(())
+        });
+        if read.is_ok() { pages.end - pages.start } else { (reached - bytes.start) / FRAME_SIZE }
+    }
+
+    fn write(&self, request: &WriteRequest) -> u64 {
+        let (pages, bytes) = (request.pages(), request.bytes());
+        let mut reached = bytes.start;
+        if bytes.is_empty() {
+            // The file was truncated meanwhile.
+            return pages.end - pages.start;
+        }
+        let written = self.contents.write(bytes.clone(), &mut |to, part| {
+            // The part of the last block behind the end of the file gets zeros, whatever a program
+            // has written there through a mapping.
+            let whole = part.start..if part.end > bytes.end { bytes.end & !511 } else { part.end };
+            each_piece((bytes.start, request.frames()), &whole, |at, piece| {
+                done(write_pages(&*self.device, to + (at - part.start), piece))
+            })?;
+            if whole.end < part.end {
+                let mut tail = [const { AtomicU8::new(0) }; LARGEST_BLOCK];
+                each_piece((bytes.start, request.frames()), &(whole.end..bytes.end), |at, piece| {
+                    let to = &tail[(at - whole.end) as usize..];
+                    to.iter().zip(piece).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
+                    Ok(())
+                })?;
+                let tail = &mut tail[..(part.end - whole.end) as usize];
+                done(write_pages(&*self.device, to + (whole.end - part.start), tail))?;
+            }
+            reached = part.end;
+            Ok(())
+        });
+        if written.is_ok() { pages.end - pages.start } else { (reached - bytes.start) / FRAME_SIZE }
+    }
+
+    fn flush(&self, size: u64) -> bool {
+        self.contents.grow(size).and_then(|()| self.contents.fs().sync()).is_ok()
+    }
+
+    fn is_memory(&self) -> bool {
+        // The file system's operations take long, and need much of a stack: the storage task does
+        // them, with a stack of its own.
+        false
+    }
+
+    fn set_size(&self, size: u64) -> Result<(), Errno> {
+        self.contents.set_size(size)
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        self.contents.allocate(bytes)
+    }
+
+    fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        self.contents.punch(bytes)
+    }
+
+    fn used(&self) -> u64 {
+        self.contents.used()
+    }
+}
+
+/// The mounted file systems, by the numbers of their devices.
+static MOUNTED: Shared<Vec<(Device, Arc<Tree>)>> = Shared::new(Vec::new());
+
+/// Returns the block device of a device file.
+///
+/// # Errors
+///
+/// `ENOTBLK`; `ENXIO`: there is no such device; `EBUSY`: it is mounted.
+fn device(of: &Arc<dyn Inode>) -> Result<(Device, Arc<Block>), Errno> {
+    let meta = of.meta();
+    if meta.kind != Kind::Block {
+        return Err(Errno::ENOTBLK);
+    }
+    if MOUNTED.lock().iter().any(|(device, _)| *device == meta.special) {
+        return Err(Errno::EBUSY);
+    }
+    Ok((meta.special, block::find(meta.special).ok_or(Errno::ENXIO)?))
+}
+
+/// Mounts the file system on the device of a device file, and returns its root. What programs wrote
+/// to the device file has been written.
+///
+/// # Errors
+///
+/// `ENOTBLK`, `ENXIO`, `EBUSY`; `EINVAL`: there is no ext4 file system that the kernel knows;
+/// `EIO`, `EUCLEAN`, `ENOMEM`.
+pub fn mount(file: &Arc<dyn Inode>, read_only: bool) -> Result<Arc<Node>, Errno> {
+    let (number, block) = device(file)?;
+    let fs = Ext4::mount(Arc::new(Sectors(block.device.clone())), &Machine, read_only)?;
+    let host = Mounted { fs: fs.clone(), device: block.device.clone() };
+    let root = Tree::of_disk(Arc::new(host), number, fs)?;
+    let mut mounted = MOUNTED.lock();
+    mounted.try_reserve(1)?;
+    mounted.push((number, root.tree().clone()));
+    drop(mounted);
+    // The page cache of the device file would show what was there before.
+    block.contents.drop_clean(0..u64::MAX);
+    Ok(root)
+}
+
+/// Returns whether an inode is of a mounted ext4 file system.
+pub fn is_root(inode: &Arc<dyn Inode>) -> bool {
+    let device = inode.meta().device;
+    MOUNTED.lock().iter().any(|(other, _)| *other == device)
+}
+
+/// Has the disks of all mounted file systems keep what they were told.
+///
+/// # Errors
+///
+/// `EIO`, `ENOSPC`, for the first that failed. The others are done.
+pub fn sync_all() -> Result<(), Errno> {
+    let (mounted, mut result) = (MOUNTED.lock().clone(), Ok(()));
+    for (_, tree) in mounted {
+        result = result.and(tree.write_attributes()).and(tree.on_disk(|disk| disk.sync()));
+    }
+    result
+}
+
+/// Ends the use of a file system that is unmounted, and all of whose contents were written. Its
+/// root directory has no other user.
+///
+/// # Errors
+///
+/// `EIO`.
+pub fn end(root: Arc<dyn Inode>) -> Result<(), Errno> {
+    let device = root.meta().device;
+    let found = MOUNTED.lock().iter().find(|(other, _)| *other == device).cloned();
+    let Some((_, tree)) = found else { return Ok(()) };
+    let kept = tree.write_attributes();
+    // The end of its inodes frees the files that have no name.
+    drop(root);
+    let ended = tree.on_disk(|disk| disk.unmount());
+    MOUNTED.lock().retain(|(other, _)| *other != device);
+    kept.and(ended)
+}
+
+/// Ends the use of all file systems: the machine is about to stop.
+pub fn end_all() {
+    let mounted = MOUNTED.lock().clone();
+    for (_, tree) in mounted {
+        // A file without a name that is in use is freed by the next mount.
+        let kept = tree.write_attributes().and(tree.on_disk(|disk| disk.sync()));
+        let _ = kept.and(tree.on_disk(|disk| disk.unmount()));
+    }
+}
