@@ -147,8 +147,11 @@ impl Store for FileStore {
     }
 
     fn is_memory(&self) -> bool {
-        // The file system's operations take long, and need much of a stack: the storage task does
-        // them, with a stack of its own.
+        self.device.is_memory()
+    }
+
+    fn writes_at_once(&self) -> bool {
+        // The file system's operations take long, and need much of a stack.
         false
     }
 

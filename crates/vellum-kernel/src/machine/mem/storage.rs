@@ -43,6 +43,12 @@ pub trait Store: Send + Sync {
     /// Returns true if transfers take no longer than copying memory does.
     fn is_memory(&self) -> bool;
 
+    /// Returns true if the store carries out writes like reads: at once, if it is memory. Else the
+    /// storage task does.
+    fn writes_at_once(&self) -> bool {
+        true
+    }
+
     /// Sets the file's size. No request for pages behind it is under way.
     ///
     /// # Errors
@@ -173,7 +179,8 @@ fn submit(tag: u64, request: Request) {
         // The contents could not be created, so nothing is interested in their pages.
         return request.carry_out(&Nowhere);
     };
-    if store.is_memory() {
+    let may_be_done_here = store.writes_at_once() || matches!(request, Request::Read(_));
+    if store.is_memory() && may_be_done_here {
         return request.carry_out(&*store);
     }
     let mut requests = REQUESTS.lock();

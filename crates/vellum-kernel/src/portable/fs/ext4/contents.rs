@@ -7,8 +7,9 @@
 use super::{Ext4, number};
 use crate::errno::Errno;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ops::Range;
-use rsext4::{BlockRun, Ext4ErrorKind, PreallocationOptions, RangeOperation, ZeroRangeOptions};
+use rsext4::{BlockRun, PreallocationOptions, RangeOperation, ZeroRangeOptions};
 use spin::Mutex;
 
 /// The contents of a file, in use. The last use of a file without a name frees it.
@@ -17,6 +18,24 @@ pub struct Contents {
     inode: u64,
     /// Held while blocks get bytes from the page cache, and while blocks are taken from the file.
     placing: Mutex<()>,
+    last: Mutex<Last>,
+}
+
+/// The number of runs of a file that are kept in memory.
+const RUNS: usize = 8;
+
+/// What was found last of a file's blocks.
+#[derive(Default)]
+struct Last {
+    /// The runs that were read last, with those that go on in others merged.
+    runs: [Option<BlockRun>; RUNS],
+    /// The index of the run to replace next.
+    oldest: usize,
+    /// The bytes on the device.
+    used: Option<u64>,
+    /// Grows with each change of the file's blocks, so that what was found before the change is not
+    /// kept after it.
+    changes: u64,
 }
 
 /// Where a part of a file is.
@@ -28,11 +47,42 @@ pub enum Place {
     Hole,
 }
 
+impl Last {
+    /// Keeps a run.
+    fn note(&mut self, found: BlockRun) {
+        // Two extents of a file may be one run, as an extent has at most 128 MiB, and those of
+        // several writes are not always merged.
+        if let Some(run) = self.runs.iter_mut().flatten().find(|run| goes_on(run, &found)) {
+            run.len += found.len;
+        } else if let Some(run) = self.runs.iter_mut().flatten().find(|run| goes_on(&found, run)) {
+            *run = BlockRun { len: found.len + run.len, ..found };
+        } else {
+            self.runs[self.oldest] = Some(found);
+            self.oldest = (self.oldest + 1) % RUNS;
+        }
+    }
+}
+
+/// Returns whether `next` begins where `run` ends, in the file and on the device.
+fn goes_on(run: &BlockRun, next: &BlockRun) -> bool {
+    run.logical.checked_add(run.len) == Some(next.logical)
+        && run.physical + u64::from(run.len) == next.physical
+        && run.unwritten == next.unwritten
+        && run.len.checked_add(next.len).is_some()
+}
+
+/// Returns the part of a run from block `from` on; `None` if the run does not have the block.
+fn part_from(run: &BlockRun, from: u64) -> Option<BlockRun> {
+    let skipped = u32::try_from(from).ok()?.checked_sub(run.logical).filter(|skipped| *skipped < run.len)?;
+    let (logical, physical) = (run.logical + skipped, run.physical + u64::from(skipped));
+    Some(BlockRun { logical, physical, len: run.len - skipped, ..*run })
+}
+
 impl Contents {
     /// Begins the use of a file's contents. At most one at a time exists for a file.
     pub fn new(fs: &Arc<Ext4>, inode: u64) -> Arc<Self> {
         fs.state.lock().in_use.insert(inode, false);
-        Arc::new(Contents { fs: fs.clone(), inode, placing: Mutex::default() })
+        Arc::new(Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default() })
     }
 
     /// Returns the inode's number.
@@ -47,13 +97,57 @@ impl Contents {
 
     /// Returns the bytes on the device that the file uses.
     pub fn used(&self) -> u64 {
-        self.fs.with(|fs| fs.inode(number(self.inode)?)).map_or(0, |info| info.blocks * 512)
+        let (changes, used) = {
+            let last = self.last.lock();
+            (last.changes, last.used)
+        };
+        used.unwrap_or_else(|| {
+            let Ok(info) = self.fs.with(|fs| fs.inode(number(self.inode)?)) else { return 0 };
+            let used = info.blocks * 512;
+            let mut last = self.last.lock();
+            if last.changes == changes {
+                last.used = Some(used);
+            }
+            used
+        })
     }
 
-    /// Returns the first run of blocks from block `from` on.
-    fn run(&self, from: u64) -> Result<Option<BlockRun>, Errno> {
+    /// Returns what [`Contents::run`] does, from memory if the run was read last.
+    fn run_to_read(&self, from: u64) -> Result<Option<BlockRun>, Errno> {
+        let last = self.last.lock();
+        let changes = last.changes;
+        if let Some(run) = last.runs.iter().flatten().find_map(|run| part_from(run, from)) {
+            return Ok(Some(run));
+        }
+        drop(last);
+        let found = self.whole_run(from)?;
+        let mut last = self.last.lock();
+        if let Some(found) = found
+            && last.changes == changes
+        {
+            last.note(found);
+        }
+        Ok(found.map(|run| part_from(&run, from).unwrap_or(run)))
+    }
+
+    /// Does a change of the file's blocks.
+    fn change<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        let _placing = self.placing.lock();
+        let changed = change();
+        let mut last = self.last.lock();
+        *last = Last { changes: last.changes + 1, ..Last::default() };
+        changed
+    }
+
+    /// Returns the run that has block `from`, or else the next.
+    fn whole_run(&self, from: u64) -> Result<Option<BlockRun>, Errno> {
         let Ok(from) = u32::try_from(from) else { return Ok(None) };
         self.fs.with(|fs| fs.find_run(number(self.inode)?, from))
+    }
+
+    /// Returns the first run of blocks from block `from` on, without what lies before that.
+    fn run(&self, from: u64) -> Result<Option<BlockRun>, Errno> {
+        Ok(self.whole_run(from)?.map(|run| part_from(&run, from).unwrap_or(run)))
     }
 
     /// Calls `each` with the parts of the file that make up `bytes`, in their order, and the place
@@ -69,7 +163,7 @@ impl Contents {
         let block = self.fs.block;
         let mut at = bytes.start;
         while at < bytes.end {
-            let Some(run) = self.run(at / block)? else { return each(Place::Hole, at..bytes.end) };
+            let Some(run) = self.run_to_read(at / block)? else { return each(Place::Hole, at..bytes.end) };
             let start = (u64::from(run.logical) * block).max(at);
             if start > at {
                 let end = start.min(bytes.end);
@@ -105,25 +199,35 @@ impl Contents {
     ) -> Result<(), Errno> {
         let block = self.fs.block;
         let blocks = bytes.start / block..bytes.end.div_ceil(block);
-        let (Ok(first), Ok(_)) = (u32::try_from(blocks.start), u32::try_from(blocks.end)) else {
+        if blocks.end > u64::from(u32::MAX) {
             return Err(Errno::EFBIG);
-        };
-        let count = (blocks.end - blocks.start) as u32;
-        let _placing = self.placing.lock();
-        let has_hole = self.for_runs(&blocks, &mut |_| Ok(()))?;
+        }
+        self.change(|| self.place(&blocks, bytes.end, each))
+    }
+
+    /// Implements [`Contents::write`] for whole blocks, of a file that then has at least a size.
+    fn place(
+        &self,
+        blocks: &Range<u64>,
+        size: u64,
+        each: &mut dyn FnMut(u64, Range<u64>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let block = self.fs.block;
+        let (first, count) = (blocks.start as u32, (blocks.end - blocks.start) as u32);
+        let has_hole = self.for_runs(blocks, &mut |_| Ok(()))?;
         if has_hole {
             let (at, len) = (blocks.start * block, u64::from(count) * block);
             let keep_size = PreallocationOptions::KEEP_SIZE;
             self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, at, len, keep_size))?;
         }
-        let has_hole = self.for_runs(&blocks, &mut |run| {
+        let has_hole = self.for_runs(blocks, &mut |run| {
             let start = u64::from(run.logical) * block;
             each(run.physical * block, start..start + u64::from(run.len) * block)
         })?;
         if has_hole {
             return Err(Errno::EIO);
         }
-        self.fs.with(|fs| fs.finish_write(number(self.inode)?, first, count, bytes.end))
+        self.fs.with(|fs| fs.finish_write(number(self.inode)?, first, count, size))
     }
 
     /// Calls `each` with the runs of some blocks, as far as they reach into `blocks`. Returns
@@ -150,8 +254,7 @@ impl Contents {
     /// # Errors
     /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`.
     pub fn set_size(&self, size: u64) -> Result<(), Errno> {
-        let _placing = self.placing.lock();
-        self.fs.with(|fs| fs.truncate_inode(number(self.inode)?, size))
+        self.change(|| self.fs.with(|fs| fs.truncate_inode(number(self.inode)?, size)))
     }
 
     /// Reserves blocks for the holes of a range, which read as zeros. The size stays.
@@ -160,7 +263,7 @@ impl Contents {
     /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`.
     pub fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
         let (len, keep_size) = (bytes.end - bytes.start, PreallocationOptions::KEEP_SIZE);
-        self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, bytes.start, len, keep_size))
+        self.change(|| self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, bytes.start, len, keep_size)))
     }
 
     /// Gives the file at least this size: that of the page cache, whose last pages may have been
@@ -169,11 +272,10 @@ impl Contents {
     /// # Errors
     /// `EROFS`, `EIO`.
     pub fn grow(&self, size: u64) -> Result<(), Errno> {
-        let _placing = self.placing.lock();
-        self.fs.with(|fs| match fs.inode(number(self.inode)?)?.size < size {
-            true => fs.truncate_inode(number(self.inode)?, size),
+        match self.fs.with(|fs| fs.inode(number(self.inode)?))?.size < size {
+            true => self.set_size(size),
             false => Ok(()),
-        })
+        }
     }
 
     /// Frees the blocks of a range of whole pages. Nothing writes to them any more.
@@ -181,23 +283,35 @@ impl Contents {
     /// # Errors
     /// `ENOSPC`, `EROFS`, `EIO`.
     pub fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        let _placing = self.placing.lock();
-        let len = bytes.end.saturating_sub(bytes.start);
-        if len == 0 {
+        if bytes.is_empty() {
             return Ok(());
         }
-        self.fs.with(|fs| {
-            let mut operate = |what| fs.operate_inode_range(number(self.inode)?, bytes.start, len, what);
-            match operate(RangeOperation::PunchHole) {
-                // The crate can't split an extent for a hole if its node of the tree is full. It
-                // can to make blocks unwritten, after which they are extents of their own.
-                Err(error) if error.kind() == Ext4ErrorKind::Corrupted => {
-                    operate(RangeOperation::Zero(ZeroRangeOptions::KEEP_SIZE))?;
-                    operate(RangeOperation::PunchHole)
-                }
-                punched => punched,
-            }
-        })
+        self.change(|| self.free(&bytes))
+    }
+
+    /// Implements [`Contents::punch`].
+    fn free(&self, bytes: &Range<u64>) -> Result<(), Errno> {
+        let operate = |bytes: Range<u64>, what| {
+            let len = bytes.end - bytes.start;
+            self.fs.with(|fs| fs.operate_inode_range(number(self.inode)?, bytes.start, len, what))
+        };
+        // The crate can't split an extent for a hole if the node with it is full, but can make blocks
+        // unwritten, which read as zeros. Of these it can free all but those inside of an extent.
+        match operate(bytes.clone(), RangeOperation::PunchHole) {
+            Err(Errno::EUCLEAN) => {}
+            punched => return punched,
+        }
+        operate(bytes.clone(), RangeOperation::Zero(ZeroRangeOptions::KEEP_SIZE))?;
+        let (block, mut runs) = (self.fs.block, Vec::new());
+        self.for_runs(&(bytes.start / block..bytes.end / block), &mut |run| {
+            runs.try_reserve(1)?;
+            runs.push(u64::from(run.logical) * block..(u64::from(run.logical) + u64::from(run.len)) * block);
+            Ok(())
+        })?;
+        for run in runs {
+            let _ = operate(run, RangeOperation::PunchHole);
+        }
+        Ok(())
     }
 }
 

@@ -369,6 +369,41 @@ fn all_that_a_tree_has_survives_an_unmount() {
     }
 }
 
+/// Bytes of a file are written in any order, in the middle of what is there too, and read back
+/// where they are.
+#[test]
+fn contents_are_written_in_any_order() {
+    let device = Recorder::new(image("order", &[]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let file = make(&(root.clone() as Arc<dyn Inode>), "file", Kind::Regular).unwrap();
+    let contents = mounted.files.lock().unwrap().values().find_map(Weak::upgrade).unwrap().contents.clone();
+    let mut expected = vec![0; 40 * 4096];
+    for (round, pages) in [(1, 0..20), (2, 5..9), (3, 30..40), (4, 18..32), (5, 0..1), (6, 0..40), (7, 7..8)] {
+        let bytes = pages.start * 4096..pages.end * 4096;
+        expected[bytes.start as usize..bytes.end as usize].fill(round);
+        let write = |to: u64, part: Range<u64>| {
+            let bytes = vec![round; (part.end - part.start) as usize];
+            if device.write(to, &bytes) { Ok(()) } else { Err(Errno::EIO) }
+        };
+        contents.write(bytes, &mut { write }).unwrap();
+        let mut found = vec![];
+        let read = |place, part: Range<u64>| {
+            let mut bytes = vec![0; (part.end - part.start) as usize];
+            if let Place::At(at) = place {
+                assert!(device.read(at, &mut bytes));
+            }
+            found.append(&mut bytes);
+            Ok(())
+        };
+        contents.read(0..40 * 4096, &mut { read }).unwrap();
+        assert_eq!(found, expected, "round {round}");
+        assert!(contents.used() >= 20 * 4096);
+    }
+    drop((contents, file));
+    mounted.unmount(root);
+    check("order", &device.bytes(), false);
+}
+
 /// A file that is open when its last name goes keeps its contents, and its blocks are free after
 /// its last use.
 #[test]

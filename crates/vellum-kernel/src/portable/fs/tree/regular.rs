@@ -18,7 +18,7 @@ use spin::Mutex;
 
 /// The most bytes that one call of `write` takes. `Open` calls again for the rest; other threads
 /// get their turn between the calls.
-const WRITE_CHUNK: usize = 16 << 10;
+const WRITE_CHUNK: usize = 64 << 10;
 /// The size of the aligned range that a write announces to the page cache, as far as the write
 /// reaches, and for which the page cache may then allocate one folio. So the text of a program that
 /// is copied into a tmpfs becomes physically contiguous, and few faults map it.
