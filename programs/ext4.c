@@ -42,8 +42,19 @@ struct file {
     unsigned char bytes[LONGEST];
 };
 
+// The last operations of this process.
+enum { REMEMBERED = 24 };
+static struct {
+    const char *what;
+    size_t at, count, size;
+} last[REMEMBERED];
+static size_t operations;
+
 static void fail(const struct file *file, const char *what, size_t at) {
     fprintf(stderr, "%s: %s: the byte at %zu of %zu is wrong\n", file->path, what, at, file->size);
+    for (size_t i = operations > REMEMBERED ? operations - REMEMBERED : 0; i < operations; i++)
+        fprintf(stderr, "%s: %s at %zu, %zu bytes, of a file of %zu\n", file->path, last[i % REMEMBERED].what,
+                last[i % REMEMBERED].at, last[i % REMEMBERED].count, last[i % REMEMBERED].size);
     exit(1);
 }
 
@@ -109,7 +120,16 @@ static void step(struct file *file, uint64_t *state) {
     bytes[0] ^= 0x55;
     bytes[count - 1] ^= 0xaa;
     size_t inside = file->size > at ? (file->size - at < count ? file->size - at : count) : 0;
-    switch (below(16, state)) {
+    static const char *const names[16] = {
+        "pwrite",    "pwrite", "pwrite", "a mapped write", "a mapped write", "a mapped read", "pread",   "ftruncate",
+        "fallocate, a hole", "fallocate", "fsync",  "msync",          "fadvise",        "pageout",       "reopening", "renaming",
+    };
+    uint64_t which = below(16, state);
+    last[operations % REMEMBERED].what = names[which];
+    last[operations % REMEMBERED].at = at;
+    last[operations % REMEMBERED].count = count;
+    last[operations++ % REMEMBERED].size = file->size;
+    switch (which) {
     case 0:
     case 1:
     case 2:

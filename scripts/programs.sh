@@ -79,6 +79,20 @@ streams() {
         guest --mem 96M "${shell[@]}" sh -c '/bin/busybox tail /dev/zero 2>/dev/null; test $? = 137' </dev/null
 }
 
+# ext4_disk FOLDER: programs on an ext4 file system, which e2fsck checks afterwards.
+ext4_disk() {
+    local disk=target/ext4-disk block
+    need mke2fs "to make file systems" e2fsprogs
+    for block in 1024 4096; do
+        rm -f "$disk"
+        mke2fs -q -F -t ext4 -b "$block" "$disk" 32M >/dev/null 2>&1 || die "mke2fs failed"
+        expect 0 "ext4 with blocks of $block bytes" \
+            guest --smp 4 --mem 64M --disk "$disk" -- "$1/ext4" /dev/vda mixed 6 400 </dev/null
+        e2fsck -f -n "$disk" >"$disk.log" 2>&1 || die "e2fsck finds errors: $(cat "$disk.log")"
+    done
+    rm "$disk" "$disk.log"
+}
+
 # damaged_disk FOLDER: overwrites the swap disk with noise while the program that swapped to it
 # waits.
 damaged_disk() {
@@ -125,6 +139,7 @@ our_programs() {
     expect 0 "a disk" guest --smp 2 --disk 16M -- "$1/store" /dev/vda </dev/null
     expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
     expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
+    ext4_disk "$1"
     expect 0 "a disk in memory" guest --ram-disk 16M -- "$1/store" /dev/ram0 </dev/null
     expect 0 "a swap disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
     expect 0 "a swap disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null

@@ -174,18 +174,26 @@ impl ObjectContents {
         space::write_back(&All, &self.object, pass).map_err(errno)
     }
 
+    /// Has the store keep the size of a file whose dirty pages were written. Returns whether it
+    /// succeeded.
+    pub fn keep_size(&self) -> bool {
+        self.store.as_ref().is_none_or(|store| store.keep_size(self.size()))
+    }
+
     /// Has all dirty pages written, and waits. It is for tasks of the kernel, which no signal
     /// interrupts.
     pub async fn write_all(&self) {
         let mut pass = Writeback::complete(0..u64::MAX);
         loop {
             match space::write_back(&All, &self.object, &mut pass) {
-                Ok(()) => return,
+                Ok(()) => break,
                 Err(ObjectError::Pending(page)) => drop(storage::wait(page).await),
                 // Other tasks free memory meanwhile.
                 Err(_) => executor::yield_now().await,
             }
         }
+        // Only `fsync` reports errors.
+        let _ = self.keep_size();
     }
 
     /// Ends a synchronisation, after the pages were written: has the store keep them, and reports
@@ -202,7 +210,7 @@ impl ObjectContents {
 
     /// Has the store keep what was written. Returns whether it succeeded.
     pub fn flush_store(&self) -> bool {
-        self.store.as_ref().is_none_or(|store| store.flush(self.size()))
+        self.keep_size() && self.store.as_ref().is_none_or(|store| store.flush())
     }
 
     /// Ends a synchronisation as [`ObjectContents::flush`] does, for all mappings, which report a

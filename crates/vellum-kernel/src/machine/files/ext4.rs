@@ -142,8 +142,12 @@ impl Store for FileStore {
         if written.is_ok() { pages.end - pages.start } else { (reached - bytes.start) / FRAME_SIZE }
     }
 
-    fn flush(&self, size: u64) -> bool {
-        self.contents.grow(size).and_then(|()| self.contents.fs().sync()).is_ok()
+    fn flush(&self) -> bool {
+        self.contents.fs().sync().is_ok()
+    }
+
+    fn keep_size(&self, size: u64) -> bool {
+        self.contents.grow(size).is_ok()
     }
 
     fn is_memory(&self) -> bool {

@@ -139,7 +139,7 @@ impl Store for WholeDevice {
         transfer(request.pages(), request.frames(), |at, from| write_pages(&*self.0, at, from))
     }
 
-    fn flush(&self, _: u64) -> bool {
+    fn flush(&self) -> bool {
         self.0.flush()
     }
 

@@ -36,9 +36,14 @@ pub trait Store: Send + Sync {
     /// written.
     fn write(&self, request: &WriteRequest) -> u64;
 
-    /// Has what was written survive a loss of power, with `size` as the file's size. Returns
-    /// whether it succeeded.
-    fn flush(&self, size: u64) -> bool;
+    /// Has what was written survive a loss of power. Returns whether it succeeded.
+    fn flush(&self) -> bool;
+
+    /// Learns the size of a file all of whose dirty pages were written. Those that gave it this
+    /// size may have been truncated before. Returns whether it succeeded.
+    fn keep_size(&self, _size: u64) -> bool {
+        true
+    }
 
     /// Returns true if transfers take no longer than copying memory does.
     fn is_memory(&self) -> bool;
@@ -216,7 +221,7 @@ impl Store for Nowhere {
         0
     }
 
-    fn flush(&self, _: u64) -> bool {
+    fn flush(&self) -> bool {
         false
     }
 

@@ -61,6 +61,7 @@ pub async fn all(thread: &Arc<Thread>) -> Answer {
         if write_back(thread, &contents, Writeback::complete(0..u64::MAX)).await == Err(Errno::EINTR) {
             return Err(Errno::EINTR);
         }
+        let _ = contents.keep_size();
     }
     let _ = ext4::sync_all();
     block::flush_all();

@@ -295,8 +295,9 @@ impl Contents {
             let len = bytes.end - bytes.start;
             self.fs.with(|fs| fs.operate_inode_range(number(self.inode)?, bytes.start, len, what))
         };
-        // The crate can't split an extent for a hole if the node with it is full, but can make blocks
-        // unwritten, which read as zeros. Of these it can free all but those inside of an extent.
+        // The crate can't split an extent for a hole if the node with it is full, but can make
+        // blocks unwritten, which read as zeros. Of these it can free all but those inside of an
+        // extent.
         match operate(bytes.clone(), RangeOperation::PunchHole) {
             Err(Errno::EUCLEAN) => {}
             punched => return punched,
