@@ -17,6 +17,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::memcg::Refused;
 use vellum::page_cache::{Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean};
 use vellum::space;
+use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::io::{PageBytes, in_pieces};
 use vellum_kernel::fs::{Pages, Sink, Source};
@@ -88,7 +89,10 @@ pub fn errno(error: ObjectError) -> Errno {
             thread::current(|thread| thread.block(BlockedOn::Pending(page)));
             return Errno::EIO;
         }
-        ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
+        // Files in memory can't grow once nothing can be reclaimed for them.
+        ObjectError::NoMemory(Refused::OutOfMemory)
+            if !machine().swaps().has_room(machine().platform()) && machine().counter(Counter::FilePages) == 0 =>
+        {
             return Errno::ENOSPC;
         }
         ObjectError::NoMemory(why) => why,

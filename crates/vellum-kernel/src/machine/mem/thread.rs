@@ -91,13 +91,18 @@ static MAJOR: AtomicU64 = AtomicU64::new(0);
 pub struct Faults {
     minor: AtomicU64,
     major: AtomicU64,
+    /// The last fault waits for storage, and will be taken again.
+    waits: AtomicBool,
 }
 
 impl Faults {
-    /// Counts a fault with this outcome.
+    /// Counts a fault with this outcome, or, if it has to wait for storage, the one that follows.
     #[inline]
-    pub fn count<E>(&self, end: &Result<Resolved, E>) {
-        if let Ok(Resolved::Major) = end {
+    pub fn count(&self, end: &Result<Resolved, FaultError>) {
+        if let Err(FaultError::Pending(_)) = end {
+            self.waits.store(true, Relaxed);
+        } else if matches!(end, Ok(Resolved::Major)) || self.waits.load(Relaxed) {
+            self.waits.store(false, Relaxed);
             self.major.fetch_add(1, Relaxed);
             MAJOR.fetch_add(1, Relaxed);
         } else {
@@ -105,18 +110,18 @@ impl Faults {
         }
     }
 
-    /// Returns the number of faults that did not wait for swap.
+    /// Returns the number of faults that did not wait for swap or storage.
     pub fn minor(&self) -> u64 {
         self.minor.load(Relaxed)
     }
 
-    /// Returns the number of faults that waited for swap.
+    /// Returns the number of faults that waited for swap or storage.
     pub fn major(&self) -> u64 {
         self.major.load(Relaxed)
     }
 }
 
-/// Returns the number of all threads' faults that waited for swap (`pgmajfault`).
+/// Returns the number of all threads' faults that waited for swap or storage (`pgmajfault`).
 pub fn major_faults() -> u64 {
     MAJOR.load(Relaxed)
 }
