@@ -41,8 +41,9 @@ fuzz_power() {
     run cargo build --release -p vellum-cli
     build_kernel release
     build_programs
-    power_programs=target/programs power_folder=$(mktemp -d target/power.XXXX)
+    power_programs=target/programs power_folder=target/power
     [ "$ARCH" = x86_64 ] || power_programs+=/$ARCH
+    mkdir -p "$power_folder"
     trap 'rm -rf "$power_folder"' EXIT
     for ((kill = 0; kill < count; kill++)); do
         # A disk sees 25 losses of power, with blocks of one size or the other.

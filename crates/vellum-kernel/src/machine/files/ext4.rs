@@ -3,25 +3,23 @@
 use super::block::{self, Block};
 use super::contents::ObjectContents;
 use crate::arch::random::random;
-use crate::mem::block::{BlockDevice, Sectors, read_pages, write_pages};
+use crate::mem::block::{BlockDevice, Sectors, read_pages, transfer, write_pages};
 use crate::mem::payer::Shared;
 use crate::mem::storage::{self, Store};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use vellum::addr::{FRAME_SIZE, Pfn};
+use spin::Mutex;
+use vellum::addr::FRAME_SIZE;
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4::contents::{Contents, Place};
-use vellum_kernel::fs::ext4::{Ext4, Host};
+use vellum_kernel::fs::ext4::{Ext4, Host, LARGEST_BLOCK};
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::tree::disk::Disk;
 use vellum_kernel::fs::tree::{self, Capacity, Node, Tree};
 use vellum_kernel::fs::{Inode, Kind, Pages};
-
-/// The size of the largest block: a page (Linux has the same limit here).
-const LARGEST_BLOCK: usize = FRAME_SIZE as usize;
 
 /// The services that the file system needs from this machine.
 struct Machine;
@@ -63,83 +61,83 @@ impl tree::Host for Mounted {
 
 /// The store of a file.
 struct FileStore {
-    contents: Arc<Contents>,
+    contents: Contents,
     device: Arc<dyn BlockDevice>,
 }
 
-/// Calls `each` with the bytes of frames that make up `part` of a file, and their offset in the
-/// file. The frames have the file's bytes from `start` on.
-fn each_piece(
-    (start, frames): (u64, impl Iterator<Item = (Pfn, u32)>),
+/// Calls `each` with the bytes that make up `part` of a file, and their offset in the file, until
+/// it returns fewer than there are: the number that it has transferred. `folios` have the file's
+/// bytes from `start` on. Returns the offset that was reached.
+fn each_piece<'a>(
+    (start, folios): (u64, impl Iterator<Item = &'a [AtomicU8]>),
     part: &Range<u64>,
-    mut each: impl FnMut(u64, &[AtomicU8]) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+    mut each: impl FnMut(u64, &[AtomicU8]) -> usize,
+) -> u64 {
     let mut at = start;
-    for (first, count) in frames {
-        let end = at + u64::from(count) * FRAME_SIZE;
+    for bytes in folios {
+        let end = at + bytes.len() as u64;
         let piece = at.max(part.start)..end.min(part.end);
         if piece.start < piece.end {
-            // SAFETY: the request of the caller keeps the frames.
-            let bytes = unsafe { storage::bytes(first, count) };
-            each(piece.start, &bytes[(piece.start - at) as usize..(piece.end - at) as usize])?;
+            let bytes = &bytes[(piece.start - at) as usize..(piece.end - at) as usize];
+            let done = each(piece.start, bytes);
+            if done < bytes.len() {
+                return piece.start + done as u64;
+            }
         }
         at = end;
     }
-    Ok(())
-}
-
-/// Converts the outcome of a transfer.
-fn done(succeeded: bool) -> Result<(), Errno> {
-    if succeeded { Ok(()) } else { Err(Errno::EIO) }
+    part.end
 }
 
 impl Store for FileStore {
     fn read(&self, request: &ReadRequest) -> u64 {
         let pages = request.pages();
         let bytes = pages.start * FRAME_SIZE..pages.end * FRAME_SIZE;
-        let mut reached = bytes.start;
-        let read = self.contents.read(bytes.clone(), &mut |place, part| {
-            each_piece((bytes.start, request.frames()), &part, |at, piece| match place {
-                Place::At(from) => done(read_pages(&*self.device, from + (at - part.start), piece)),
+        let reached = self.contents.read(bytes.clone(), &mut |place, part| {
+            each_piece((bytes.start, storage::to_read(request)), &part, |at, piece| match place {
+                Place::At(from) => {
+                    transfer(from + (at - part.start), piece, |at, to| read_pages(&*self.device, at, to))
+                }
                 Place::Hole => {
                     piece.iter().for_each(|byte| byte.store(0, Relaxed));
-                    Ok(())
+                    piece.len()
                 }
-            })?;
-            reached = part.end;
-            Ok(())
+            })
         });
-        if read.is_ok() { pages.end - pages.start } else { (reached - bytes.start) / FRAME_SIZE }
+        (reached - bytes.start) / FRAME_SIZE
     }
 
     fn write(&self, request: &WriteRequest) -> u64 {
         let (pages, bytes) = (request.pages(), request.bytes());
-        let mut reached = bytes.start;
         if bytes.is_empty() {
-            // The file was truncated meanwhile.
+            // A truncation took the pages out of the file after the request was made.
             return pages.end - pages.start;
         }
+        let write = |at: u64, from: &[AtomicU8]| write_pages(&*self.device, at, from);
         let written = self.contents.write(bytes.clone(), &mut |to, part| {
             // The part of the last block behind the end of the file gets zeros, whatever a program
             // has written there through a mapping.
             let whole = part.start..if part.end > bytes.end { bytes.end & !511 } else { part.end };
-            each_piece((bytes.start, request.frames()), &whole, |at, piece| {
-                done(write_pages(&*self.device, to + (at - part.start), piece))
-            })?;
-            if whole.end < part.end {
-                let mut tail = [const { AtomicU8::new(0) }; LARGEST_BLOCK];
-                each_piece((bytes.start, request.frames()), &(whole.end..bytes.end), |at, piece| {
-                    let to = &tail[(at - whole.end) as usize..];
-                    to.iter().zip(piece).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
-                    Ok(())
-                })?;
-                let tail = &mut tail[..(part.end - whole.end) as usize];
-                done(write_pages(&*self.device, to + (whole.end - part.start), tail))?;
+            let reached = each_piece((bytes.start, storage::to_write(request)), &whole, |at, piece| {
+                transfer(to + (at - part.start), piece, write)
+            });
+            if reached < whole.end || whole.end == part.end {
+                return reached;
             }
-            reached = part.end;
-            Ok(())
+            let mut tail = [const { AtomicU8::new(0) }; LARGEST_BLOCK];
+            each_piece((bytes.start, storage::to_write(request)), &(whole.end..bytes.end), |at, piece| {
+                let to = &tail[(at - whole.end) as usize..];
+                to.iter().zip(piece).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
+                piece.len()
+            });
+            let tail = &mut tail[..(part.end - whole.end) as usize];
+            if write(to + (whole.end - part.start), tail) { part.end } else { whole.end }
         });
-        if written.is_ok() { pages.end - pages.start } else { (reached - bytes.start) / FRAME_SIZE }
+        match written {
+            Ok(reached) if reached >= bytes.end => pages.end - pages.start,
+            Ok(reached) => (reached - bytes.start) / FRAME_SIZE,
+            Err(_) => 0,
+        }
     }
 
     fn flush(&self) -> bool {
@@ -179,7 +177,10 @@ impl Store for FileStore {
 /// The mounted file systems, by the numbers of their devices.
 static MOUNTED: Shared<Vec<(Device, Arc<Tree>)>> = Shared::new(Vec::new());
 
-/// Returns the block device of a device file.
+/// Held by a thread that mounts a device, so that no other mounts it too.
+static MOUNTING: Mutex<()> = Mutex::new(());
+
+/// Returns the block device of a device file. The caller holds [`MOUNTING`].
 ///
 /// # Errors
 ///
@@ -203,6 +204,7 @@ fn device(of: &Arc<dyn Inode>) -> Result<(Device, Arc<Block>), Errno> {
 /// `ENOTBLK`, `ENXIO`, `EBUSY`; `EINVAL`: there is no ext4 file system that the kernel knows;
 /// `EIO`, `EUCLEAN`, `ENOMEM`.
 pub fn mount(file: &Arc<dyn Inode>, read_only: bool) -> Result<Arc<Node>, Errno> {
+    let _mounting = MOUNTING.lock();
     let (number, block) = device(file)?;
     let fs = Ext4::mount(Arc::new(Sectors(block.device.clone())), &Machine, read_only)?;
     let host = Mounted { fs: fs.clone(), device: block.device.clone() };

@@ -6,11 +6,10 @@ use crate::mem::storage::{self, Store};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::ops::Range;
 use core::ptr::{copy_nonoverlapping, write_bytes};
 use core::sync::atomic::AtomicU8;
 use spin::Once;
-use vellum::addr::{FRAME_SIZE, Pfn};
+use vellum::addr::FRAME_SIZE;
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4;
@@ -105,38 +104,43 @@ impl ext4::BlockDevice for Sectors {
 /// The store of a block device's own file: page n of the file is page n of the device.
 pub struct WholeDevice(pub Arc<dyn BlockDevice>);
 
-/// Transfers the pages of a request, in their order on the device, by one `transfer` for each folio
-/// or part, and page by page where that fails. Returns the number of pages before the first that
-/// can't be transferred.
-fn transfer(
-    pages: Range<u64>,
-    frames: impl Iterator<Item = (Pfn, u32)>,
-    transfer: impl Fn(u64, &[AtomicU8]) -> bool,
-) -> u64 {
-    let mut page = pages.start;
-    for (first, count) in frames {
-        // SAFETY: the caller's request keeps the frames.
-        let bytes = unsafe { storage::bytes(first, count) };
-        if !transfer(page * FRAME_SIZE, bytes) {
-            // The device does not report which page failed.
-            let mut each = (page..).zip(bytes.chunks(FRAME_SIZE as usize));
-            let failed = each.find(|(page, bytes)| !transfer(page * FRAME_SIZE, bytes));
-            if let Some((page, _)) = failed {
-                return page - pages.start;
-            }
-        }
-        page += u64::from(count);
+/// Transfers bytes by one `transfer`, and page by page where that fails, as the device does not
+/// report which page failed. Returns the number of bytes before the first page that can't be
+/// transferred.
+pub fn transfer(at: u64, bytes: &[AtomicU8], transfer: impl Fn(u64, &[AtomicU8]) -> bool) -> usize {
+    if transfer(at, bytes) {
+        return bytes.len();
     }
-    page - pages.start
+    let page = FRAME_SIZE as usize;
+    let pages = bytes.chunks(page).enumerate();
+    pages.take_while(|(nth, bytes)| transfer(at + (nth * page) as u64, bytes)).map(|(_, bytes)| bytes.len()).sum()
+}
+
+/// Transfers the pages of a request from `first` on. Returns the number of pages before the first
+/// that can't be transferred.
+fn transfer_all<'a>(
+    first: u64,
+    folios: impl Iterator<Item = &'a [AtomicU8]>,
+    each: impl Fn(u64, &[AtomicU8]) -> bool,
+) -> u64 {
+    let mut done = 0;
+    for bytes in folios {
+        let moved = transfer(first * FRAME_SIZE + done, bytes, &each);
+        done += moved as u64;
+        if moved < bytes.len() {
+            break;
+        }
+    }
+    done / FRAME_SIZE
 }
 
 impl Store for WholeDevice {
     fn read(&self, request: &ReadRequest) -> u64 {
-        transfer(request.pages(), request.frames(), |at, to| read_pages(&*self.0, at, to))
+        transfer_all(request.pages().start, storage::to_read(request), |at, to| read_pages(&*self.0, at, to))
     }
 
     fn write(&self, request: &WriteRequest) -> u64 {
-        transfer(request.pages(), request.frames(), |at, from| write_pages(&*self.0, at, from))
+        transfer_all(request.pages().start, storage::to_write(request), |at, from| write_pages(&*self.0, at, from))
     }
 
     fn flush(&self) -> bool {

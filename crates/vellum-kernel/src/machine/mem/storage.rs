@@ -378,12 +378,24 @@ impl Drop for Wait {
     }
 }
 
+/// Returns the bytes of the pages that a request reads, a slice for each folio.
+pub fn to_read(request: &ReadRequest) -> impl Iterator<Item = &[AtomicU8]> {
+    // SAFETY: the request keeps the frames as long as it is borrowed.
+    request.frames().map(|(first, count)| unsafe { bytes(first, count) })
+}
+
+/// Returns the bytes of the pages that a request writes, a slice for each folio or part of one.
+pub fn to_write(request: &WriteRequest) -> impl Iterator<Item = &[AtomicU8]> {
+    // SAFETY: as in `to_read`.
+    request.frames().map(|(first, count)| unsafe { bytes(first, count) })
+}
+
 /// Returns the bytes of contiguous frames of a request.
 ///
 /// # Safety
 ///
-/// A request that is used as long as the result keeps the frames.
-pub unsafe fn bytes<'a>(first: Pfn, count: u32) -> &'a [AtomicU8] {
+/// A request keeps the frames as long as the result is used.
+unsafe fn bytes<'a>(first: Pfn, count: u32) -> &'a [AtomicU8] {
     let at = phys_to_virt::<AtomicU8>(first.addr().0);
     // SAFETY: the direct map contains the frames, which the request keeps (this contract), and they
     // are accessed as atomics.

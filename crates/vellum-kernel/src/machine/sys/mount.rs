@@ -24,7 +24,7 @@ pub async fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: 
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let flags = flags as u32;
     let read_only = flags & abi::MS_RDONLY != 0;
-    // What was written to a device by its file is there when it is mounted.
+    // The device has all that programs wrote to its file before it is mounted.
     if flags & (abi::MS_REMOUNT | PROPAGATION) == 0 && string(thread, kind)? == b"ext4" {
         writeback::write_all().await;
     }

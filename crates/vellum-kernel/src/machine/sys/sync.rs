@@ -39,7 +39,7 @@ pub async fn fsync(thread: &Arc<Thread>, fd: u64) -> Answer {
     match stored(&open) {
         Some((contents, opener)) => {
             write_back(thread, contents, Writeback::complete(0..u64::MAX)).await?;
-            // What is to be kept of attributes is so before the error of a write is reported.
+            // The disk keeps the attributes before the call reports the error of a write.
             let kept = node.map_or(Ok(()), Node::write_attributes);
             contents.flush(opener).and(kept)?;
         }

@@ -24,7 +24,7 @@ pub struct Contents {
 /// The number of runs of a file that are kept in memory.
 const RUNS: usize = 8;
 
-/// What was found last of a file's blocks.
+/// The runs and the size on the device that the crate found last for a file.
 #[derive(Default)]
 struct Last {
     /// The runs that were read last, with those that go on in others merged.
@@ -80,14 +80,9 @@ fn part_from(run: &BlockRun, from: u64) -> Option<BlockRun> {
 
 impl Contents {
     /// Begins the use of a file's contents. At most one at a time exists for a file.
-    pub fn new(fs: &Arc<Ext4>, inode: u64) -> Arc<Self> {
+    pub fn new(fs: &Arc<Ext4>, inode: u64) -> Self {
         fs.state.lock().in_use.insert(inode, false);
-        Arc::new(Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default() })
-    }
-
-    /// Returns the inode's number.
-    pub fn inode(&self) -> u64 {
-        self.inode
+        Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default() }
     }
 
     /// Returns the file system.
@@ -151,83 +146,91 @@ impl Contents {
     }
 
     /// Calls `each` with the parts of the file that make up `bytes`, in their order, and the place
-    /// of each.
-    ///
-    /// # Errors
-    /// `EIO`; those of `each`.
-    pub fn read(
-        &self,
-        bytes: Range<u64>,
-        each: &mut dyn FnMut(Place, Range<u64>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    /// of each, until it returns an offset before the end of its part: the one that it has reached.
+    /// Returns the offset that was reached; it is before the end, too, if the crate can't read
+    /// where the next part is.
+    pub fn read(&self, bytes: Range<u64>, each: &mut dyn FnMut(Place, Range<u64>) -> u64) -> u64 {
         let block = self.fs.block;
         let mut at = bytes.start;
         while at < bytes.end {
-            let Some(run) = self.run_to_read(at / block)? else { return each(Place::Hole, at..bytes.end) };
-            let start = (u64::from(run.logical) * block).max(at);
-            if start > at {
-                let end = start.min(bytes.end);
-                each(Place::Hole, at..end)?;
-                at = end;
-                continue;
-            }
-            let end = (u64::from(run.logical) + u64::from(run.len)) * block;
-            let place = match run.unwritten {
-                true => Place::Hole,
-                false => Place::At(run.physical * block + (at - u64::from(run.logical) * block)),
+            let Ok(run) = self.run_to_read(at / block) else { return at };
+            let (start, end) = run.map_or((u64::MAX, u64::MAX), |run| {
+                (u64::from(run.logical) * block, (u64::from(run.logical) + u64::from(run.len)) * block)
+            });
+            let (place, end) = match run {
+                Some(run) if start <= at && run.unwritten => (Place::Hole, end),
+                Some(run) if start <= at => (Place::At(run.physical * block + (at - start)), end),
+                _ => (Place::Hole, start),
             };
             let part = at..end.min(bytes.end);
+            let reached = each(place, part.clone());
+            if reached < part.end {
+                return reached;
+            }
             at = part.end;
-            each(place, part)?;
         }
-        Ok(())
+        bytes.end
     }
 
     /// Has `bytes` of the file written: finds room for them, and calls `each` with the parts of
     /// which they consist, in their order, and the offset on the device to which it is to write
-    /// each. A part is whole blocks: at the end of `bytes` up to a block more, which get zeros.
-    /// Then the file has at least the size `bytes.end`. `bytes.start` is a multiple of the size of
-    /// a page.
+    /// each, until it returns an offset before the end of its part: the one that it has reached. A
+    /// part is whole blocks: at the end of `bytes` up to a block more, which get zeros.
+    /// `bytes.start` is a multiple of the size of a page.
+    ///
+    /// Returns the offset that was reached, in whole blocks, which lies behind the end if all was
+    /// written. The file has the bytes before it, and at least that size, but no more than
+    /// `bytes.end`.
     ///
     /// # Errors
-    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`; those of `each`. The file is as it was, but for blocks
-    /// that had been written before.
-    pub fn write(
-        &self,
-        bytes: Range<u64>,
-        each: &mut dyn FnMut(u64, Range<u64>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`, of the crate. The file has the same bytes as before.
+    pub fn write(&self, bytes: Range<u64>, each: &mut dyn FnMut(u64, Range<u64>) -> u64) -> Result<u64, Errno> {
         let block = self.fs.block;
         let blocks = bytes.start / block..bytes.end.div_ceil(block);
         if blocks.end > u64::from(u32::MAX) {
             return Err(Errno::EFBIG);
         }
-        self.change(|| self.place(&blocks, bytes.end, each))
+        self.change(|| {
+            let reached = self.place(&blocks, each)? / block;
+            let (first, count) = (blocks.start as u32, (reached - blocks.start) as u32);
+            let size = bytes.end.min(reached * block);
+            if count > 0 {
+                self.fs.with(|fs| fs.finish_write(number(self.inode)?, first, count, size))?;
+            }
+            Ok(reached * block)
+        })
     }
 
-    /// Implements [`Contents::write`] for whole blocks, of a file that then has at least a size.
-    fn place(
-        &self,
-        blocks: &Range<u64>,
-        size: u64,
-        each: &mut dyn FnMut(u64, Range<u64>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    /// Finds room for some blocks, and calls `each` as [`Contents::write`] does. Returns the offset
+    /// that it has reached.
+    fn place(&self, blocks: &Range<u64>, each: &mut dyn FnMut(u64, Range<u64>) -> u64) -> Result<u64, Errno> {
         let block = self.fs.block;
-        let (first, count) = (blocks.start as u32, (blocks.end - blocks.start) as u32);
-        let has_hole = self.for_runs(blocks, &mut |_| Ok(()))?;
-        if has_hole {
-            let (at, len) = (blocks.start * block, u64::from(count) * block);
+        let mut runs = Vec::new();
+        let mut find = || {
+            runs.clear();
+            self.for_runs(blocks, &mut |run| {
+                runs.try_reserve(1)?;
+                runs.push(run);
+                Ok(())
+            })
+        };
+        if find()? {
+            let (at, len) = (blocks.start * block, (blocks.end - blocks.start) * block);
             let keep_size = PreallocationOptions::KEEP_SIZE;
             self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, at, len, keep_size))?;
+            if find()? {
+                return Err(Errno::EIO);
+            }
         }
-        let has_hole = self.for_runs(blocks, &mut |run| {
+        for run in runs {
             let start = u64::from(run.logical) * block;
-            each(run.physical * block, start..start + u64::from(run.len) * block)
-        })?;
-        if has_hole {
-            return Err(Errno::EIO);
+            let part = start..start + u64::from(run.len) * block;
+            let reached = each(run.physical * block, part.clone());
+            if reached < part.end {
+                return Ok(reached);
+            }
         }
-        self.fs.with(|fs| fs.finish_write(number(self.inode)?, first, count, size))
+        Ok(blocks.end * block)
     }
 
     /// Calls `each` with the runs of some blocks, as far as they reach into `blocks`. Returns

@@ -1,4 +1,4 @@
-//! What the crate needs: blocks, time, random numbers.
+//! The services that the crate needs: blocks, time, random numbers.
 
 use super::super::meta::Time;
 use alloc::sync::Arc;

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `mod` | mounting, and the names and attributes of inodes |
 //! | [`contents`] | the contents of files |
-//! | `host` | what the crate needs: blocks, time, random numbers |
+//! | `host` | the services that the crate needs: blocks, time, random numbers |
 
 pub mod contents;
 mod host;
@@ -42,6 +42,8 @@ type Mounted = rsext4::Ext4<Blocks, MountedServices<Entropy, NoopObserver>>;
 /// The number of syncs after which the journal's transactions are checkpointed, as they take memory
 /// until then.
 const SYNCS_PER_CHECKPOINT: u32 = 4;
+/// The bytes of the largest block that the crate mounts: a page.
+pub const LARGEST_BLOCK: usize = rsext4::MAX_BLOCK_SIZE as usize;
 /// The number of entries of a directory that are read at a time.
 const ENTRIES_AT_ONCE: usize = 64;
 
@@ -255,7 +257,8 @@ impl Disk for Ext4 {
         if let Some(doomed) = state.in_use.get_mut(&inode) {
             *doomed = true;
         } else {
-            // What fails here stays on the list of orphans, by which the next mount frees it.
+            // An inode that can't be freed stays on the list of orphans, and the next mount frees
+            // it.
             let _ = number(inode).and_then(|number| state.mounted.reap_unlinked_inode(number));
         }
     }

@@ -95,7 +95,7 @@ impl Host for Clocks {
 
 /// The page cache of a file: all of its pages are read at once, and written at once.
 struct Cached {
-    contents: Arc<Contents>,
+    contents: Contents,
     pages: OnHeap,
     device: Arc<dyn BlockDevice>,
     dirty: Mutex<bool>,
@@ -108,10 +108,10 @@ impl Cached {
             if let Place::At(at) = place {
                 let mut bytes = vec![0; (part.end - part.start).next_multiple_of(SECTOR) as usize];
                 assert!(device.read(at, &mut bytes));
-                pages.write(part.start, &mut &bytes[..(part.end - part.start) as usize])?;
+                pages.write(part.start, &mut &bytes[..(part.end - part.start) as usize]).unwrap();
             }
-            Ok(())
-        })?;
+            part.end
+        });
         pages.set_size(size)?;
         Ok(Arc::new(Cached { contents, pages, device: device.clone(), dirty: Mutex::new(false) }))
     }
@@ -128,7 +128,7 @@ impl Cached {
             self.contents.write(data / 4096 * 4096..at, &mut |place, part| {
                 let mut bytes = vec![0; (part.end - part.start) as usize];
                 let _ = self.pages.read(part.start, &mut &mut bytes[..]);
-                if self.device.write(place, &bytes) { Ok(()) } else { Err(Errno::EIO) }
+                if self.device.write(place, &bytes) { part.end } else { part.start }
             })?;
         }
         self.contents.grow(size)
@@ -376,32 +376,68 @@ fn contents_are_written_in_any_order() {
     let device = Recorder::new(image("order", &[]));
     let (mounted, root) = Mounted::mount(&device).unwrap();
     let file = make(&(root.clone() as Arc<dyn Inode>), "file", Kind::Regular).unwrap();
-    let contents = mounted.files.lock().unwrap().values().find_map(Weak::upgrade).unwrap().contents.clone();
-    let mut expected = vec![0; 40 * 4096];
-    for (round, pages) in [(1, 0..20), (2, 5..9), (3, 30..40), (4, 18..32), (5, 0..1), (6, 0..40), (7, 7..8)] {
-        let bytes = pages.start * 4096..pages.end * 4096;
-        expected[bytes.start as usize..bytes.end as usize].fill(round);
-        let write = |to: u64, part: Range<u64>| {
-            let bytes = vec![round; (part.end - part.start) as usize];
-            if device.write(to, &bytes) { Ok(()) } else { Err(Errno::EIO) }
-        };
-        contents.write(bytes, &mut { write }).unwrap();
+    let cached = mounted.files.lock().unwrap().values().find_map(Weak::upgrade).unwrap();
+    let contents = &cached.contents;
+    let read_all = || {
         let mut found = vec![];
-        let read = |place, part: Range<u64>| {
+        let reached = contents.read(0..40 * 4096, &mut |place, part| {
             let mut bytes = vec![0; (part.end - part.start) as usize];
             if let Place::At(at) = place {
                 assert!(device.read(at, &mut bytes));
             }
             found.append(&mut bytes);
-            Ok(())
-        };
-        contents.read(0..40 * 4096, &mut { read }).unwrap();
-        assert_eq!(found, expected, "round {round}");
+            part.end
+        });
+        assert_eq!(reached, 40 * 4096);
+        found
+    };
+    let mut expected = vec![0; 40 * 4096];
+    for (round, pages) in [(1, 0..20), (2, 5..9), (3, 30..40), (4, 18..32), (5, 0..1), (6, 0..40), (7, 7..8)] {
+        let bytes = pages.start * 4096..pages.end * 4096;
+        expected[bytes.start as usize..bytes.end as usize].fill(round);
+        let written = contents.write(bytes.clone(), &mut |to, part| {
+            assert!(device.write(to, &vec![round; (part.end - part.start) as usize]));
+            part.end
+        });
+        assert_eq!(written, Ok(bytes.end));
+        assert_eq!(read_all(), expected, "round {round}");
         assert!(contents.used() >= 20 * 4096);
     }
-    drop((contents, file));
+    drop((cached, file));
     mounted.unmount(root);
     check("order", &device.bytes(), false);
+}
+
+/// If the device fails in the middle of a write, the file has the blocks before the failure, and
+/// zeros in the others: not the bytes that the device had there.
+#[test]
+fn a_write_that_fails_leaves_whole_blocks() {
+    let device = Recorder::new(image("fails", &[]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let file = make(&(root.clone() as Arc<dyn Inode>), "file", Kind::Regular).unwrap();
+    let cached = mounted.files.lock().unwrap().values().find_map(Weak::upgrade).unwrap();
+    let written = cached.contents.write(0..8 * 4096, &mut |to, part| {
+        assert!(device.write(to, &[7; 8 * 4096]), "the bytes behind the failure may get there too");
+        part.start + 3 * 4096 + 512
+    });
+    assert_eq!((written, mounted.fs.inode(file.meta().inode).unwrap().size), (Ok(3 * 4096), 3 * 4096));
+    let mut places = vec![];
+    cached.contents.read(0..8 * 4096, &mut |place, part| {
+        places.push((place == Place::Hole, part.clone()));
+        part.end
+    });
+    assert_eq!(places, [(false, 0..3 * 4096), (true, 3 * 4096..8 * 4096)]);
+    drop((cached, file));
+    mounted.unmount(root);
+    check("fails", &device.bytes(), false);
+}
+
+/// An image with blocks larger than a page, and one without a file system, are refused.
+#[test]
+fn what_can_not_be_mounted_is_refused() {
+    let refusal = |bytes| Mounted::mount(&Recorder::new(bytes)).err();
+    assert_eq!(refusal(vec![0; SIZE << 20]), Some(Errno::EINVAL));
+    assert!(refusal(image("large", &["-b", "8192", "-O", "^has_journal"])).is_some());
 }
 
 /// A file that is open when its last name goes keeps its contents, and its blocks are free after
@@ -531,7 +567,7 @@ fn a_loss_of_power_loses_nothing_that_was_synchronised() {
         let device = Recorder::new(start.clone());
         let (mounted, root) = Mounted::mount(&device).unwrap();
         let above: Arc<dyn Inode> = root.clone();
-        // What each synchronisation has made last, with the position in the log.
+        // The tree at each synchronisation, with the position in the log.
         let mut synced = vec![(0, everything(&root))];
         let mut touched: Vec<(usize, String)> = vec![];
         let position = || device.0.lock().unwrap().log.len();
