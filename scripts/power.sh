@@ -14,7 +14,8 @@ power_check() {
 # power_kill: runs the load on a machine, and kills QEMU after up to 3 s, as a loss of power would.
 power_kill() {
     local guest qemu
-    run target/release/vellum run --arch "$ARCH" --mem 128M --smp 2 --disk "$power_folder/disk" -- \
+    # Not by `run`: QEMU is the child of what is called here.
+    target/release/vellum run --arch "$ARCH" --mem 128M --smp 2 --disk "$power_folder/disk" -- \
         "$power_programs/ext4" /dev/vda load "$RANDOM" >>"$power_folder/has" 2>/dev/null &
     guest=$!
     sleep "$((RANDOM % 3)).$((RANDOM % 900 + 100))"
