@@ -12,7 +12,7 @@ use vellum::arch::X86_64;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
-use vellum::page_cache::{Object, ObjectError, Overwrite, Readahead, Writeback};
+use vellum::page_cache::{Changes, Object, ObjectError, Overwrite, Readahead, Writeback};
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, write_back};
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -71,7 +71,7 @@ fn run_file(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<
     machine.policy().set_global(Knob::Always);
     machine.policy().set_prealloc_orders(((2 * folio / PAGE) - 1) as u32);
     let arch = X86_64::four_levels();
-    let object = Object::with_store(&machine, &arch, MemcgId::ROOT, 1, len)?;
+    let object = Object::with_store(&machine, &arch, MemcgId::ROOT, 1, len, Changes::ToStore)?;
     let (space, mut opener) =
         (AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default())?, Readahead::new(128));
     let flags = MapFlags::NORESERVE | MapFlags::SHARED;

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -196,8 +197,55 @@ static void attach_swap_disk(void) {
     free(sectors);
 }
 
+// The program's root directory.
+static const char *root = "/";
+
+// Lays the archive's files, and a tmpfs that takes all changes, over the file system of the disk at
+// PCI slot 5, which becomes the program's root.
+static void open_root(void) {
+    static const char *const folders[] = { "files", "lower", "upper", "root" };
+    static const char *const shared[] = { "dev", "proc", "sys" };
+    char path[64];
+    glob_t disks;
+    int tries = 0;
+
+    while (glob("/sys/bus/pci/devices/0000:00:05.0/virtio*/block/*", 0, NULL, &disks) != 0) {
+        if (++tries == 1000)
+            die("the disk of the root file system");
+        usleep(10000);
+    }
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "/.vellum/%s", folders[i]);
+        mkdir(path, 0755);
+    }
+    snprintf(path, sizeof path, "/dev/%s", strrchr(disks.gl_pathv[0], '/') + 1);
+    wait_for(path);
+    if (mount(path, "/.vellum/lower", "ext4", MS_RDONLY, NULL) != 0)
+        die("mounting %s", path);
+    mount_or_die("tmpfs", "/.vellum/upper");
+    mkdir("/.vellum/upper/changes", 0755);
+    mkdir("/.vellum/upper/work", 0755);
+    root = "/.vellum/root";
+    if (mount("overlay", root, "overlay", 0,
+              "lowerdir=/.vellum/files:/.vellum/lower,upperdir=/.vellum/upper/changes,workdir=/.vellum/upper/work") != 0)
+        die("mounting overlay");
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
+        char from[16];
+
+        snprintf(from, sizeof from, "/%s", shared[i]);
+        snprintf(path, sizeof path, "%s/%s", root, shared[i]);
+        mkdir(path, 0755);
+        if (mount(from, path, NULL, MS_BIND | MS_REC, NULL) != 0)
+            die("mounting %s", path);
+    }
+    snprintf(path, sizeof path, "%s/tmp", root);
+    mkdir(path, 0755);
+    chmod(path, 01777);
+    globfree(&disks);
+}
+
 // Follows lines `key=value`: modules to load, in this order, then zswap to
-// enable, swap to attach, and disks to wait for.
+// enable, swap to attach, disks to wait for, and the root file system.
 static void follow_options(void) {
     size_t size;
     char *text = contents("/.vellum/options", &size), *line, *rest = text;
@@ -213,6 +261,8 @@ static void follow_options(void) {
             attach_swap_disk();
         else if (strcmp(line, "disk=") == 0)
             wait_for(access("/sys/block/vdb", F_OK) == 0 ? "/dev/vdb" : "/dev/vda");
+        else if (strcmp(line, "root=disk") == 0)
+            open_root();
         else if (strncmp(line, "ram-disk=", 9) == 0)
             wait_for("/dev/ram0");
         else if (*line)
@@ -270,7 +320,8 @@ static pid_t start(char **words, char **environment, int input[2], int output[2]
         dup2(input[0], 0);
         dup2(output[1], 1);
         dup2(errors[1], 2);
-        execve(words[0], words + 1, environment);
+        if (chroot(root) == 0 && chdir("/") == 0)
+            execve(words[0], words + 1, environment);
         dprintf(2, "%s: %s\n", words[0], strerror(errno));
         _exit(errno == ENOENT ? 127 : 126);
     }

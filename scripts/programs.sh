@@ -122,6 +122,24 @@ dynamic() {
         "$1/exec" 20 /dynamic </dev/null
 }
 
+# root_over_host FOLDER: runs a program from a folder and from an ext4 image of this machine, which
+# it changes in the guest's memory alone.
+root_over_host() {
+    local folder image before root
+    need mke2fs "to make an ext4 file system" e2fsprogs
+    folder=$(mktemp -d)
+    image=$(mktemp)
+    cp "$1/over" "$folder"
+    seq -f %015.0f 0 524287 >"$folder/lines"
+    mke2fs -q -t ext4 -d "$folder" "$image" 16M
+    before=$(cat "$folder/lines" "$image" | md5sum)
+    for root in "$folder" "$image"; do
+        expect 0 "a file over $root" guest --smp 2 --mem 48M --swap 48M --root "$root" -- /over /lines 40 </dev/null
+    done
+    [ "$before" = "$(cat "$folder/lines" "$image" | md5sum)" ] || die "the root file system was changed"
+    rm -rf "$folder" "$image"
+}
+
 # our_programs FOLDER: runs the programs in the folder on `kernel`.
 our_programs() {
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
@@ -140,6 +158,7 @@ our_programs() {
     expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
     expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
     ext4_disk "$1"
+    root_over_host "$1"
     # The architecture makes no difference, and each run takes half a minute.
     [ "$ARCH" != x86_64 ] || expect 0 "a stream beside a working set" \
         guest --smp 2 --mem 144M --disk 450M -- "$1/stream" /dev/vda 48 320 </dev/null

@@ -70,8 +70,8 @@ fn recall(text: &str, boot: &str) -> Option<bool> {
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), exiting_program())?;
-    let (extras, options) = kernel.needs(None, &[], None)?;
-    let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
+    let (extras, options) = kernel.needs(None, &[], None, None)?;
+    let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[], root: None };
     let machine = Machine {
         kernel,
         archive: &archive::pack(program, &extras, &options)?,
@@ -80,6 +80,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         nodes: 1,
         memory: 256 << 20,
         disks: &[],
+        root: None,
         icount: false,
         cont_blocks: true,
         timeout: Some(ATTEMPT_LIMIT),

@@ -72,6 +72,9 @@ pub struct Program<'a> {
     pub environment: &'a [String],
     /// Files on this machine, and their paths in the virtual machine.
     pub files: &'a [(PathBuf, String)],
+    /// With a root file system, which may have the program: the folder in the archive for the
+    /// files, which the kernel lays over it.
+    pub root: Option<&'a str>,
 }
 
 /// A file that the kernel needs.
@@ -90,14 +93,14 @@ pub struct Extra {
 /// # Errors
 /// A file can't be read, or there is no such program.
 pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Result<Vec<u8>> {
-    let Program { path: program, arguments, environment, files } = called;
+    let Program { path: program, arguments, environment, files, root } = called;
     let mut archive = Archive { bytes: Vec::new(), directories: Vec::new(), files: Vec::new() };
     for directory in DIRECTORIES {
         archive.directory(directory)?;
     }
     let name = program.to_str().context("the program's name is not UTF-8")?;
     // A `--file` for the path takes precedence over a file of this machine.
-    let path = if files.iter().any(|(_, guest)| guest == name) {
+    let path = if root.is_some() || files.iter().any(|(_, guest)| guest == name) {
         name.into()
     } else if program.is_file() {
         let base = program.file_name().and_then(|name| name.to_str()).context("the program has no name")?;
@@ -108,7 +111,7 @@ pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Res
         bail!("there is no program {name}, on this machine or among the --file options");
     };
     for (host, guest) in files {
-        archive.file(host, guest)?;
+        archive.file(host, &format!("{}{guest}", root.unwrap_or_default()))?;
     }
     archive.words(".vellum/argv", [&path, &name.to_string()].into_iter().chain(arguments))?;
     archive.words(".vellum/env", environment)?;
@@ -149,7 +152,8 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let files = [(program.clone(), "/a/b/data".to_string())];
         let (arguments, environment) = (["x".into(), "".into()], ["K=V".into()]);
-        let called = Program { path: &program, arguments: &arguments, environment: &environment, files: &files };
+        let called =
+            Program { path: &program, arguments: &arguments, environment: &environment, files: &files, root: None };
         let extra = Extra { path: "init".into(), mode: 0o755, contents: b"first".to_vec() };
         let packed = names(&pack(called, &[extra], "swap=4096\n").unwrap());
         let find = |name: &str| packed.iter().find(|(n, ..)| n == name).unwrap_or_else(|| panic!("no {name}"));
@@ -173,7 +177,7 @@ mod tests {
         };
         let (here, there) = (file("here"), file("there"));
         let files = [(there.clone(), here.to_str().unwrap().to_string())];
-        let called = Program { path: &here, arguments: &[], environment: &[], files: &files };
+        let called = Program { path: &here, arguments: &[], environment: &[], files: &files, root: None };
         let packed = names(&pack(called, &[], "").unwrap());
         let path = here.to_str().unwrap();
         assert!(packed.iter().any(|(name, _, contents)| name == &path[1..] && contents == b"there"));
@@ -185,8 +189,12 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_an_error() {
-        let called = Program { path: Path::new("/no/such/program"), arguments: &[], environment: &[], files: &[] };
+        let called =
+            Program { path: Path::new("/no/such/program"), arguments: &[], environment: &[], files: &[], root: None };
         let error = pack(called, &[], "").unwrap_err();
         assert!(error.to_string().contains("/no/such/program"));
+        let in_root = pack(Program { root: Some(""), ..called }, &[], "").unwrap();
+        let words = |name: &str| names(&in_root).into_iter().find(|(n, ..)| n == name).map(|(.., words)| words);
+        assert_eq!(words(".vellum/argv").unwrap(), b"/no/such/program\0/no/such/program\0");
     }
 }

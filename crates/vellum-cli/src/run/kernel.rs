@@ -3,6 +3,7 @@
 use super::arch::Arch;
 use super::archive::Extra;
 use super::disk::{Disk, Role};
+use super::root::Root;
 use super::{modules, release};
 use anyhow::{Context, bail};
 use memchr::memmem;
@@ -17,6 +18,17 @@ pub enum Kind {
     Vellum,
     /// Linux.
     Linux,
+}
+
+impl Kind {
+    /// Returns the folder in the archive for the files that are laid over the root file system.
+    pub fn files_over_root(self) -> &'static str {
+        match self {
+            Kind::Vellum => "",
+            // The first process lays them over it.
+            Kind::Linux => "/.vellum/files",
+        }
+    }
 }
 
 /// An existing kernel image.
@@ -159,6 +171,7 @@ impl Kernel {
         swap: Option<u64>,
         disks: &[Disk<'_>],
         ram_disk: Option<u64>,
+        root: Option<&Root>,
     ) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
@@ -168,8 +181,17 @@ impl Kernel {
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
             let parameters = ram_disk.map(|bytes| format!("rd_nr=1 rd_size={}", bytes.div_ceil(1 << 10)));
-            let needed =
-                [swap.map(|_| "zram"), disks.first().map(|_| "virtio_blk"), parameters.as_ref().map(|_| "brd")];
+            if let Some(Root::Folder(path)) = root {
+                let path = path.display();
+                bail!("Debian's cloud kernels have no 9P: make an image, by `mke2fs -t ext4 -d {path} IMAGE SIZE`");
+            }
+            let virtio = disks.first().map(|_| ()).or(root.map(|_| ()));
+            let needed = [
+                swap.map(|_| "zram"),
+                virtio.map(|()| "virtio_blk"),
+                root.map(|_| "overlay"),
+                parameters.as_ref().map(|_| "brd"),
+            ];
             for module in needed.into_iter().flatten() {
                 for (name, contents) in modules::with_dependencies(&self.image, module)? {
                     let parameters = parameters.as_deref().filter(|_| name == "brd").unwrap_or_default();
@@ -190,6 +212,9 @@ impl Kernel {
                 Role::Swap { .. } => "swap-disk=\n",
                 Role::Program => "disk=\n",
             };
+        }
+        if let Some(root) = root {
+            options += &format!("root={}\n", root.kind());
         }
         if let Some(bytes) = ram_disk {
             options += &format!("ram-disk={bytes}\n");

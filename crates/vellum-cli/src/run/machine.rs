@@ -8,6 +8,7 @@ use super::accel::Accel;
 use super::arch::Arch;
 use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
+use super::root::Root;
 use super::stdio;
 use anyhow::{Context, bail, ensure};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
@@ -35,6 +36,7 @@ pub struct Machine<'a> {
     /// Memory in bytes.
     pub memory: u64,
     pub disks: &'a [Disk<'a>],
+    pub root: Option<&'a Root>,
     /// True if the machine's clock counts instructions.
     pub icount: bool,
     /// True if the reference kernel may map memory in contpte blocks.
@@ -193,6 +195,9 @@ impl Machine<'_> {
         let mut command = self.command(&path("archive"), &path("console"), stderr);
         for disk in self.disks {
             disk.add_to(&mut command, folder.path())?;
+        }
+        if let Some(root) = self.root {
+            root.add_to(&mut command)?;
         }
         let mut running = Running::start(command, self.kernel.arch)?;
         let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {

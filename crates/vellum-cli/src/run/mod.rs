@@ -10,6 +10,7 @@
 //! | [`kernel`] | the kernel image, and what it needs |
 //! | [`machine`] | the virtual machine: start, supervision, end |
 //! | [`modules`] | modules of a Linux kernel, with their dependencies |
+//! | [`root`] | the root file system |
 //! | [`release`] | the release of a Linux image |
 //! | [`symbols`] | function names for a kernel's backtrace |
 //! | [`stdio`] | the program's standard streams, in frames over a serial port |
@@ -22,6 +23,7 @@ mod kernel;
 mod machine;
 pub(crate) mod modules;
 mod release;
+mod root;
 pub(crate) mod stdio;
 mod symbols;
 
@@ -92,6 +94,11 @@ pub struct Task {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     ram_disk: Option<u64>,
 
+    /// The root file system: a folder of this machine, or a file with an ext4. What the program
+    /// changes stays in the machine's memory, and is gone with it. PROGRAM is a path in it
+    #[arg(long, value_name = "DIR|IMAGE", value_parser = root::parse)]
+    root: Option<root::Root>,
+
     /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With
     /// one CPU only
     #[arg(long)]
@@ -118,7 +125,8 @@ pub struct Task {
     #[arg(long)]
     console: bool,
 
-    /// A static Linux program: a file of this machine, or the GUEST path of a `--file`
+    /// A Linux program: a static one of this machine, or the path of one in the virtual machine,
+    /// which `--root` or `--file` put there
     program: PathBuf,
 
     /// The program's arguments
@@ -169,6 +177,7 @@ impl Task {
             disk: None,
             disk_fails: None,
             ram_disk: None,
+            root: None,
             icount: true,
             no_contiguous: false,
             environment: Vec::new(),
@@ -213,12 +222,13 @@ impl Task {
         let swap_disk = self.swap_disk.as_ref().map(|image| of(image, self.swap_disk_fails, swap));
         let disk = self.disk.as_ref().map(|image| of(image, self.disk_fails, disk::Role::Program));
         let disks: Vec<_> = swap_disk.into_iter().chain(disk).collect();
-        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk)?;
+        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref())?;
         let program = archive::Program {
             path: &self.program,
             arguments: &self.arguments,
             environment: &self.environment,
             files: &self.files,
+            root: self.root.as_ref().map(|_| kernel.kind.files_over_root()),
         };
         let machine = machine::Machine {
             kernel,
@@ -228,6 +238,7 @@ impl Task {
             nodes: self.numa,
             memory: self.mem,
             disks: &disks,
+            root: self.root.as_ref(),
             icount: self.icount,
             cont_blocks: !self.no_contiguous,
             timeout: self.timeout.map(Duration::from_secs),

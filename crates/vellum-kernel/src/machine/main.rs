@@ -42,7 +42,7 @@
 //!    CPUs (`arch::secondary::start`), which wait in [`arch::smp::work`], and hands all usable
 //!    memory to the engine ([`mem::init`]); from here on there is a heap.
 //! 4. [`run`] registers the page-fault hook ([`mem::uaccess::resolve`]), unpacks the archive into a
-//!    tmpfs ([`files::kinds::init`]), and takes swap into use.
+//!    tmpfs or over the host's files ([`files::root::unpack`]), and takes swap into use.
 //! 5. [`sys::process::first`] maps the program's ELF segments and its stack into a new address
 //!    space ([`sys::program::load`]), makes process 1 to adopt orphans and process 2 for the
 //!    program, and gives the program's thread to the executor.
@@ -228,7 +228,8 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
         _ => return Err("unknown option of `run`: only `apart` is known"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);
-    files::kinds::init(boot.archive).map_err(|_| "the initramfs can't be read")?;
+    let roots = files::root::unpack(boot.archive)?;
+    files::kinds::init(roots).map_err(|_| "the root file system can't be set up")?;
     mem::space::init().map_err(|_| "no memory")?;
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
@@ -264,6 +265,8 @@ fn follow_options() -> Result<(), &'static str> {
         BootOption::SwapDisk { checked } => {
             mem::swap::init_disk(checked, make_file).map_err(|_| "there is no disk, or no memory to swap to it")
         }
+        // `files::root` has followed it.
+        BootOption::Root(_) => Ok(()),
         BootOption::Disk => files::block::init_disk().map_err(|_| "there is no disk, or no memory for it"),
         BootOption::RamDisk(bytes) => {
             files::block::init_memory(bytes).map_err(|_| "not enough memory for the disk in memory")

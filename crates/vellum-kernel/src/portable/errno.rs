@@ -14,6 +14,11 @@ impl Errno {
         self.0
     }
 
+    /// Returns the error with a number of Linux; `None`: no error has it.
+    pub const fn of_linux(number: i32) -> Option<Errno> {
+        if 0 < number && number < 4096 { Some(Errno(number)) } else { None }
+    }
+
     /// Returns the return value of a system call that failed with this error: the negated number.
     pub const fn returned(self) -> isize {
         -(self.0 as isize)
@@ -43,7 +48,7 @@ numbers! {
     ENOTBLK EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG
     ENOSPC ESPIPE EROFS EMLINK EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP
     ENODATA ETIME EOVERFLOW ELIBBAD EUSERS ENOTSOCK EOPNOTSUPP EAFNOSUPPORT ETIMEDOUT EALREADY
-    EUCLEAN ECANCELED
+    EUCLEAN ECANCELED EPROTONOSUPPORT
 }
 
 impl fmt::Display for Errno {

@@ -58,12 +58,25 @@ pub enum BootOption {
     Disk,
     /// `ram-disk=BYTES`: a block device of that size in memory.
     RamDisk(u64),
+    /// `root=folder` or `root=disk`: the root file system is at PCI slot [`ROOT`].
+    Root(Root),
+}
+
+/// The host's form of the root file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// A folder that QEMU shares.
+    Folder,
+    /// A disk with an ext4 file system.
+    Disk,
 }
 
 /// The slot of the disk to swap to on the first PCI bus.
 pub const SWAP_DISK: u8 = 3;
 /// The slot of the programs' disk on the first PCI bus.
 pub const DISK: u8 = 4;
+/// The slot of the root file system's device on the first PCI bus.
+pub const ROOT: u8 = 5;
 
 /// Parses the lines of `.vellum/options`. Yields an error message for an invalid line.
 pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
@@ -83,8 +96,10 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
             b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
             b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
             b"disk=" => Ok(BootOption::Disk),
-            _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=`, `swap-disk=checked`, `disk=` and \
-                      `ram-disk=BYTES` are known"),
+            b"root=folder" => Ok(BootOption::Root(Root::Folder)),
+            b"root=disk" => Ok(BootOption::Root(Root::Disk)),
+            _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=`, `swap-disk=checked`, `disk=`, \
+                      `ram-disk=BYTES`, `root=folder` and `root=disk` are known"),
         }
     })
 }
@@ -124,12 +139,15 @@ mod tests {
             Ok(BootOption::SwapDisk { checked: true }),
             Ok(BootOption::Disk),
             Ok(BootOption::RamDisk(8192)),
+            Ok(BootOption::Root(Root::Folder)),
         ];
-        assert_eq!(read(b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\n"), expected);
+        let lines = b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\nroot=folder\n";
+        assert_eq!(read(lines), expected);
         assert!(
             read(b"").is_empty()
                 && read(b"swap-disk=no")[0].is_err()
                 && read(b"swap=x")[0].is_err()
+                && read(b"root=/")[0].is_err()
                 && read(b"ram-disk=")[0].is_err()
         );
         assert_eq!(strings(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);

@@ -68,6 +68,7 @@ mod page_cache {
     }
     mod store {
         mod fixture;
+        mod in_memory;
         mod overwrite;
         mod schedules;
         mod strict;

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use super::index::{Entry, FreedNodes};
 use super::swap_out::{NoSwapSpace, SwapOut};
-use super::{Object, Writeback, Writes, mapping, remove};
+use super::{Changes, Object, Writeback, Writes, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame};
 use crate::platform::{FailPoint, Platform, allows};
@@ -16,11 +16,11 @@ const MAX_BATCH: usize = 16;
 
 impl<P: Platform> Object<'_, P> {
     /// Takes isolated folios, which no PTE maps, out of the object: writes them to swap, or, if the
-    /// object has a store, drops them, and has the host write their dirty pages, so that a later
-    /// call drops these. A folio stays if there are other references to it, or if a CPU wants one
-    /// of its pages. With `ends_wanted`, a page of a store does not count as wanted any more then,
-    /// so that the next call drops it. The caller keeps its own references to the folios. No lock
-    /// is held.
+    /// storage has their contents, drops them. Has the host write the dirty pages that the storage
+    /// takes, so that a later call drops these. A folio stays if there are other references to it,
+    /// or if a CPU wants one of its pages. With `ends_wanted`, a page of a store does not count as
+    /// wanted any more then, so that the next call drops it. The caller keeps its own references to
+    /// the folios. No lock is held.
     ///
     /// # Errors
     /// [`NoSwapSpace`]: a folio would have to be written to swap, and has not been, at least not as
@@ -31,20 +31,25 @@ impl<P: Platform> Object<'_, P> {
         ends_wanted: bool,
     ) -> Result<(), NoSwapSpace> {
         let resched = || self.machine.platform().resched();
-        if !self.head().has_store {
-            return folios.try_for_each(|(head, frame)| {
-                resched();
-                SwapOut(self).swap_out(head, frame)
-            });
-        }
-        if self.page_counts().dirty > 0 {
+        let mut swap_out = |(head, frame)| {
+            resched();
+            SwapOut(self).swap_out(head, frame)
+        };
+        let Some(changes) = self.head().store else { return folios.try_for_each(swap_out) };
+        let has_dirty = self.page_counts().dirty > 0;
+        if has_dirty && changes == Changes::ToStore {
             folios.clone().for_each(|(_, frame)| {
                 resched();
                 start_write(self, frame);
             });
         }
-        while drop_batch(self, &mut folios, ends_wanted) {
+        let mut rest = folios.clone();
+        while drop_batch(self, &mut rest, ends_wanted) {
             resched();
+        }
+        if has_dirty && changes == Changes::InMemory {
+            // Those that were dropped have no page in the index any more, and are passed over.
+            folios.filter(|(_, frame)| has_dirty_pages(self, frame)).try_for_each(&mut swap_out)?;
         }
         Ok(())
     }
@@ -54,7 +59,7 @@ impl<P: Platform> Object<'_, P> {
 /// them, the host uses them, or they have dirty pages (Linux: `invalidate_mapping_pages`). No lock
 /// is held.
 pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
-    if !object.head().has_store {
+    if object.head().store.is_none() {
         return;
     }
     let (machine, frames) = (object.machine, object.machine.frames());
@@ -87,6 +92,13 @@ fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) {
     while let Ok(Some(batch)) = Writes(object).next_write(&mut pass, Some(frame)) {
         Writes(object).write(batch);
     }
+}
+
+/// Returns true if a folio, to which the caller has a reference, is the object's and has dirty
+/// pages. Takes the object's lock.
+fn has_dirty_pages<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> bool {
+    let state = object.lock();
+    object.owns(frame) && state.index.has_dirty(object.machine.frames(), pages_of(object, frame))
 }
 
 /// Returns the pages that a folio of the object had when it was inserted.

@@ -82,8 +82,8 @@ pub(super) struct SpareNodes<'m, P: Platform> {
 impl<'m, P: Platform> NewFolio<'m, P> {
     /// Creates a value without a folio, for an object.
     pub(super) fn new(object: &Object<'m, P>) -> Self {
-        let Head { page_order, has_store, .. } = *object.head();
-        NewFolio { machine: object.machine, folio: None, page_order, has_store }
+        let Head { page_order, store, .. } = *object.head();
+        NewFolio { machine: object.machine, folio: None, page_order, has_store: store.is_some() }
     }
 
     /// Allocates a folio of this order, charged to `memcg`, and frees the folio that was present,
@@ -438,7 +438,7 @@ impl<'m, P: Platform> Object<'m, P> {
         loop {
             let mut state = self.lock();
             // Reclaim would drop a page of a store that the storage has not.
-            let size = if bounded || self.head().has_store { state.size } else { MAX_SIZE };
+            let size = if bounded || self.head().store.is_some() { state.size } else { MAX_SIZE };
             if !self.is_inside(size, page) {
                 return Ok(None);
             }

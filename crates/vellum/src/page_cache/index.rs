@@ -50,6 +50,8 @@ const DIRTY: u64 = 1 << 5;
 const WRITING: u64 = 1 << 6;
 /// Bit of an entry with a frame number: a PTE may allow writes to the page.
 const WRITABLE: u64 = 1 << 7;
+/// The bits of an entry that record changes of a page which stays in memory or goes to swap.
+const CHANGED: u64 = DIRTY | WRITABLE;
 const DEVICE_SHIFT: u32 = 4;
 
 /// The decoded entry of a page that exists.
@@ -472,9 +474,9 @@ impl Index {
         hole.map_or(NextHole::NotBelow(end), |hole| NextHole::At(page + hole as u64))
     }
 
-    /// Marks pages as under writeback. Each page has `step` frames, and `first` is the first frame
-    /// of the first of `pages`. Marks only those of `pages` that are in memory in these frames and
-    /// not under writeback yet. Returns the number of pages that were marked.
+    /// Marks pages as under writeback to a swap device. Each page has `step` frames, and `first` is
+    /// the first frame of the first of `pages`. Marks only those of `pages` that are in memory in
+    /// these frames and not under writeback yet. Returns the number of pages that were marked.
     pub(super) fn begin_writeback<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -484,8 +486,9 @@ impl Index {
     ) -> u32 {
         let mut under_writeback = 0;
         self.for_each_word(frames, pages, first, step, |word, plain| {
-            if word.load(Relaxed) == plain {
-                word.store(plain | WRITEBACK, Relaxed);
+            let found = word.load(Relaxed);
+            if found & !CHANGED == plain {
+                word.store(found | WRITEBACK, Relaxed);
                 under_writeback += 1;
             }
         });
@@ -611,22 +614,25 @@ impl Index {
     ) -> bool {
         let mut wanted = false;
         self.for_each_word(frames, pages.clone(), first, step, |word, plain| {
-            wanted |= word.load(Relaxed) == plain | WRITEBACK | WANTED;
+            wanted |= word.load(Relaxed) & !CHANGED == plain | WRITEBACK | WANTED;
         });
         let slots = slots.filter(|_| !wanted);
-        let (mut at, mut swapped) = (0, 0);
+        let (mut at, mut swapped, mut dirty) = (0, 0, 0);
         self.for_each_word(frames, pages, first, step, |word, plain| {
-            let under_writeback = word.load(Relaxed) & !WANTED == plain | WRITEBACK;
+            let found = word.load(Relaxed);
+            let under_writeback = found & !(WANTED | CHANGED) == plain | WRITEBACK;
             if under_writeback {
                 let slot = |run: SwapRun| swap_word(run.device, run.slots.first + at * step);
-                word.store(slots.map_or(plain, slot), Relaxed);
+                word.store(slots.map_or(found & !(WRITEBACK | WANTED), slot), Relaxed);
             }
             let is_swapped = under_writeback && slots.is_some();
             swapped += u64::from(is_swapped);
+            dirty += u64::from(is_swapped && found & DIRTY != 0);
             ended(at, is_swapped);
             at += 1;
         });
         self.swapped += swapped;
+        self.counts.dirty -= dirty;
         wanted
     }
 
@@ -648,13 +654,21 @@ impl Index {
         is_contiguous.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
     }
 
-    /// Replaces the swap entries of `pages` by frames. Each page has `step` frames, and `first` is
-    /// the first frame of the first page.
-    pub(super) fn swap_in<P: Platform>(&mut self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
-        self.swapped -= pages.end - pages.start;
+    /// Replaces the swap entries of `pages` by frames, and, with `dirty`, marks the pages as dirty.
+    /// Each page has `step` frames, and `first` is the first frame of the first page.
+    pub(super) fn swap_in<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step): (Pfn, u32),
+        dirty: bool,
+    ) {
+        let (count, mark) = (pages.end - pages.start, if dirty { DIRTY } else { 0 });
+        self.swapped -= count;
+        self.counts.dirty += if dirty { count } else { 0 };
         self.for_each_word(frames, pages, first, step, |word, plain| {
             debug_assert!(word.load(Relaxed) & SWAP != 0);
-            word.store(plain, Relaxed);
+            word.store(plain | mark, Relaxed);
         });
     }
 

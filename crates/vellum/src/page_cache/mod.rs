@@ -134,8 +134,8 @@ struct Head {
     memcg: MemcgId,
     /// log2 of the number of frames of a page.
     page_order: u8,
-    /// True if the host's storage has the contents of missing pages.
-    has_store: bool,
+    /// Where changed pages go, if the host's storage has the contents of missing pages.
+    store: Option<Changes>,
     /// The record of writes that failed.
     write_errors: ErrorRecord,
     /// The object's number, unique on the machine.
@@ -159,6 +159,18 @@ pub struct Object<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     /// The frame of the object's head.
     at: Pfn,
+}
+
+/// Where the changed pages of an object with a store go ([`Object::with_store`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changes {
+    /// To the host's storage: [`write_back`](crate::space::write_back) and reclaim have the host
+    /// write them ([`Storage::write`](crate::platform::Storage::write)).
+    ToStore,
+    /// They stay in memory, or go to swap, as the pages of an object without a store do. The
+    /// storage is never written, so that a host can lay files that programs may change over a
+    /// storage that is read-only.
+    InMemory,
 }
 
 /// The number of an object's pages that exist, by location.
@@ -189,16 +201,14 @@ impl<'m, P: Platform> Object<'m, P> {
         tag: u64,
         size: u64,
     ) -> Result<Self, ObjectError> {
-        Self::create(machine, arch, memcg, (tag, size), false)
+        Self::create(machine, arch, memcg, (tag, size), None)
     }
 
     /// Creates an object as [`Object::new`] does, for a file whose contents the host's storage has:
     /// a missing page within `size` is read from there
     /// ([`Storage::read`](crate::platform::Storage::read)), and reclaim drops clean pages. Pages
     /// that programs write to through shared VMAs are dirty, and so are those that the host marks
-    /// ([`Object::mark_dirty`]); [`write_back`](crate::space::write_back) has the host write them.
-    /// A host whose storage can't be written forbids shared VMAs to write
-    /// ([`Object::deny_shared_write`]).
+    /// ([`Object::mark_dirty`]). `changes` says where reclaim puts these.
     ///
     /// # Errors
     /// As for [`Object::new`].
@@ -208,8 +218,9 @@ impl<'m, P: Platform> Object<'m, P> {
         memcg: MemcgId,
         tag: u64,
         size: u64,
+        changes: Changes,
     ) -> Result<Self, ObjectError> {
-        Self::create(machine, arch, memcg, (tag, size), true)
+        Self::create(machine, arch, memcg, (tag, size), Some(changes))
     }
 
     /// Implements [`Object::new`] and [`Object::with_store`].
@@ -218,7 +229,7 @@ impl<'m, P: Platform> Object<'m, P> {
         arch: &impl Arch,
         memcg: MemcgId,
         (tag, size): (u64, u64),
-        has_store: bool,
+        store: Option<Changes>,
     ) -> Result<Self, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
@@ -237,7 +248,7 @@ impl<'m, P: Platform> Object<'m, P> {
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
             page_order: arch.page_order(),
-            has_store,
+            store,
             write_errors: ErrorRecord::default(),
             serial: machine.next_serial(),
             tag,
@@ -337,7 +348,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the counter of a space that has the object's mapped pages.
     pub(crate) fn space_counter(&self) -> SpaceCounter {
-        if self.head().has_store { SpaceCounter::File } else { SpaceCounter::Shmem }
+        if self.head().store.is_some() { SpaceCounter::File } else { SpaceCounter::Shmem }
     }
 
     /// Returns whether a VMA with this backing maps this object.
@@ -350,12 +361,25 @@ impl Head {
     /// Returns true if a page comes from the host's storage when it is missing. Pages beyond the
     /// end have no contents there.
     fn is_stored(&self, state: &LockedState, page: u64) -> bool {
-        self.has_store && page < state.size.div_ceil(1 << (u32::from(self.page_order) + FRAME_SHIFT))
+        self.store.is_some() && page < state.size.div_ceil(1 << (u32::from(self.page_order) + FRAME_SHIFT))
     }
 
     /// Returns the counter of the machine that has the object's pages in memory.
     fn pages_counter(&self) -> Counter {
-        if self.has_store { Counter::FilePages } else { Counter::ShmemPages }
+        if self.store.is_some() { Counter::FilePages } else { Counter::ShmemPages }
+    }
+
+    /// Returns true if the host's storage takes the object's changed pages.
+    fn writes_to_store(&self) -> bool {
+        self.store == Some(Changes::ToStore)
+    }
+
+    /// Counts pages that became dirty, or, if `pages` is negative, are not dirty any more. Pages
+    /// that stay in memory do not count: no writeback will make them clean.
+    fn count_dirty<P: Platform>(&self, machine: &Machine<'_, P>, pages: i64) {
+        if self.writes_to_store() && pages != 0 {
+            machine.count(Counter::FileDirty, (pages << self.page_order) as u64);
+        }
     }
 }
 

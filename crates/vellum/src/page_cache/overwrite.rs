@@ -30,7 +30,7 @@ impl<'m, P: Platform> Overwrite<'m, P> {
     /// [`ObjectError::TooLarge`]: the pages lie beyond [`MAX_SIZE`]. There is no memory for the
     /// first page, or `memcg` is at its limit.
     pub fn begin(object: &Object<'m, P>, pages: Range<u64>, memcg: MemcgId) -> Result<Option<Self>, ObjectError> {
-        if !object.head().has_store || pages.is_empty() {
+        if object.head().store.is_none() || pages.is_empty() {
             return Ok(None);
         }
         if !object.is_inside(MAX_SIZE, pages.end - 1) {

@@ -18,7 +18,6 @@ use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
 use crate::machine::Machine;
 use crate::memcg::MemcgId;
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
-use crate::stats::Counter;
 use crate::sync::Retries;
 
 /// log2 of the number of pages that are read together, in a naturally aligned block.
@@ -35,7 +34,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// There is no memory for all pages, or `memcg` is at its limit. Some may be being read then.
     pub fn read_ahead(&self, opener: &mut Readahead, pages: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
-        if !self.head().has_store {
+        if self.head().store.is_none() {
             return Ok(());
         }
         let _pinned = self.pin_memcg(memcg)?;
@@ -75,7 +74,7 @@ pub(super) fn end<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadReq
         {
             let mut state = object.lock();
             let dirtied = state.index.end_read(frames, pages.start..failed.start, (head, step), dirty);
-            machine.count(Counter::FileDirty, dirtied << request.page_order);
+            object.head().count_dirty(machine, dirtied as i64);
             for page in failed.clone() {
                 let pfn = head.add((page - pages.start) as u32 * step);
                 if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {
@@ -124,7 +123,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     /// lock.
     #[inline]
     pub(super) fn end_wait(&self, state: &LockedState, page: u64) {
-        if self.0.head().has_store {
+        if self.0.head().store.is_some() {
             state.index.clear_wanted(self.0.machine.frames(), page);
         }
     }

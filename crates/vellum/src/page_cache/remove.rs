@@ -9,7 +9,6 @@ use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::stats::Counter;
 use crate::swap::{Slots, SwapRun};
 
 /// The number of pages that are removed under one hold of the object's lock (INV-11).
@@ -174,7 +173,7 @@ impl<P: Platform> Object<'_, P> {
 /// As for [`Object::page`].
 fn zero_behind<P: Platform>(object: &Object<'_, P>, size: u64) -> Result<(), ObjectError> {
     let page = size >> object.page_shift();
-    if object.head().has_store && object.has_page(page) {
+    if object.head().store.is_some() && object.has_page(page) {
         object.page_part(size..(page + 1) << object.page_shift())?.zero();
     }
     Ok(())
@@ -305,9 +304,7 @@ impl RemovedBatch {
         let resident = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
         let swapped = (self.pages.len() as u64 - resident) << order;
         machine.count(object.pages_counter(), (resident << order).wrapping_neg());
-        if self.dirty > 0 {
-            machine.count(Counter::FileDirty, (self.dirty << order).wrapping_neg());
-        }
+        object.count_dirty(machine, -(self.dirty as i64));
         machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
         // The pages of a folio mostly follow each other in the batch: one call drops all their
         // references. One call also releases all slots of consecutive pages in consecutive slots.

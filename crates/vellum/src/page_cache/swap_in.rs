@@ -181,7 +181,9 @@ impl<P: Platform> SwapIn<'_, '_, P> {
                 result = if read.is_ok() { SwapInResult::Done } else { SwapInResult::Lost };
             }
             if let SwapInResult::Done = result {
-                state.index.swap_in(frames, pages.clone(), pfn, 1 << page_order);
+                // The storage has not what was in swap.
+                let dirty = self.0.head().store.is_some();
+                state.index.swap_in(frames, pages.clone(), (pfn, 1 << page_order), dirty);
                 mapping::set_object(frames.frame(pfn), self.0.at, pages.start);
             }
             drop(state);
@@ -193,7 +195,7 @@ impl<P: Platform> SwapIn<'_, '_, P> {
             // SAFETY: gives up the references of the index, which no longer names the slots.
             unsafe { swaps.release(frames, slots) };
             machine.memcgs().count_swapped(self.0.memcg(), -i64::from(count));
-            machine.count(Counter::ShmemPages, count.into());
+            machine.count(self.0.head().pages_counter(), count.into());
             machine.count(Counter::SwapIn, count.into());
             if swapped.order > page_order {
                 machine.count_size(SizeCounter::SwapIn, swapped.order);

@@ -151,7 +151,7 @@ impl<P: Platform> SwapOut<'_, '_, P> {
             let count = swapped * step;
             machine.memcgs().use_swap_room(self.0.memcg(), count.into());
             machine.memcgs().count_swapped(self.0.memcg(), count.into());
-            machine.count(Counter::ShmemPages, u64::from(count).wrapping_neg());
+            machine.count(self.0.head().pages_counter(), u64::from(count).wrapping_neg());
             machine.count(Counter::SwapOut, count.into());
             let (head, frame) = frames.head(first);
             machine.put_refs(head, frame, swapped);

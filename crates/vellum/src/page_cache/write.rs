@@ -84,7 +84,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// that are not in memory. The host keeps a handle to the object while pages are dirty: with
     /// the object's last reference they are lost.
     pub fn mark_dirty(&self, pages: Range<u64>) {
-        if !self.head().has_store {
+        if self.head().store.is_none() {
             return;
         }
         let (mut from, end) = (pages.start, pages.end.min(self.size().div_ceil(1 << self.page_shift())));
@@ -94,7 +94,7 @@ impl<'m, P: Platform> Object<'m, P> {
             let changed = (from..to).filter_map(|page| state.index.set_dirty(self.machine.frames(), page, None, false));
             let dirtied = changed.filter(|changed| changed.was_clean).count() as u64;
             drop(state);
-            self.machine.count(Counter::FileDirty, dirtied << self.page_order());
+            self.head().count_dirty(self.machine, dirtied as i64);
             self.machine.platform().resched();
             from = to;
         }
@@ -107,7 +107,7 @@ pub(crate) struct Writes<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
 impl<'m, P: Platform> Writes<'_, 'm, P> {
     /// Returns true if the object has a store, so that the first write to a clean page must fault.
     pub(crate) fn are_tracked(&self) -> bool {
-        self.0.head().has_store
+        self.0.head().store.is_some()
     }
 
     /// Marks pages as dirty that PTEs which map the frames from `pfn` on may change from now on, up
@@ -116,20 +116,21 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
     pub(crate) fn allow_write(&self, pages: Range<u64>, pfn: Pfn) -> u64 {
         let (frames, step) = (self.0.machine.frames(), 1 << self.0.page_order());
         let mut state = self.0.lock();
-        let (mut marked, mut dirtied) = (0, 0);
+        let (mut marked, mut dirtied) = (0, 0u64);
         for (page, i) in pages.zip(0..) {
             let Some(changed) = state.index.set_dirty(frames, page, Some(pfn.add(i * step)), true) else { break };
             marked += 1;
             dirtied += u64::from(changed.was_clean);
         }
         drop(state);
-        self.0.machine.count(Counter::FileDirty, dirtied << self.0.page_order());
+        self.0.head().count_dirty(self.0.machine, dirtied as i64);
         marked
     }
 
     /// Returns the next pages that a pass has written, or `None` at the pass's end. With
     /// `unmapped`, the pass covers the pages of this folio, and also ends if a PTE maps the folio.
-    /// Takes the object's lock, for one index node at a time (INV-11).
+    /// Finds none in an object whose changes stay in memory. Takes the object's lock, for one index
+    /// node at a time (INV-11).
     ///
     /// # Errors
     /// [`ObjectError::Pending`]: the pass waits for the write of this page.
@@ -140,6 +141,9 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
         unmapped: Option<&Frame>,
     ) -> Result<Option<WriteBatch>, ObjectError> {
         let frames = self.0.machine.frames();
+        if !self.0.head().writes_to_store() {
+            return Ok(None);
+        }
         while !pass.started {
             let mut state = self.0.lock();
             // PTEs get an object's pages under its lock.
@@ -208,7 +212,7 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
     pub(crate) fn write(&self, batch: WriteBatch) {
         let page_order = self.0.page_order();
         let pages: u64 = batch.parts().iter().map(|part| u64::from(part.pages)).sum();
-        self.0.machine.count(Counter::FileDirty, (pages << page_order).wrapping_neg());
+        self.0.head().count_dirty(self.0.machine, -(pages as i64));
         self.0.machine.count(Counter::FileWriteback, pages << page_order);
         for parts in batch.parts().chunk_by(|a, b| a.range().end == b.page) {
             // The request has this reference to the object.

@@ -16,6 +16,9 @@ use vellum_kernel::fs::meta::Device;
 use vellum_kernel::parse::DISK;
 use vellum_kernel::sleeplock::SleepLock;
 
+/// The number of the disk that has the root file system (`--root`).
+pub const ROOT_DISK: Device = Device { major: 253, minor: 32 };
+
 /// Makes the file of the disk at its PCI slot: `/dev/vda`, or `/dev/vdb` beside a disk to swap to,
 /// as the names of Linux go by slots.
 ///

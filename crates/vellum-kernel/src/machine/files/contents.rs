@@ -7,6 +7,7 @@ use crate::mem::storage::{self, Filling, Store};
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{self, Object, machine, payer};
 use crate::task::executor;
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
@@ -34,6 +35,9 @@ pub struct ObjectContents {
     mapped: Opener,
     this: Weak<ObjectContents>,
 }
+
+/// The stores of a file system's files, by the inodes' numbers.
+pub type StoreOf = Box<dyn Fn(u64) -> Arc<dyn Store> + Send + Sync>;
 
 /// The contents that a store has, by the tags of their objects.
 static STORED: Shared<BTreeMap<u64, Weak<ObjectContents>>> = Shared::new(BTreeMap::new());
@@ -129,7 +133,8 @@ impl ObjectContents {
     ///
     /// `ENOMEM`.
     pub fn stored(store: Arc<dyn Store>, size: u64) -> Result<Arc<Self>, Errno> {
-        let object = mem::new_stored_object(payer::payer(), new_tag(), size).map_err(|_| Errno::ENOMEM)?;
+        let object =
+            mem::new_stored_object(payer::payer(), new_tag(), size, store.changes()).map_err(|_| Errno::ENOMEM)?;
         let tag = object.tag();
         storage::add(tag, store.clone());
         let contents = Arc::new_cyclic(|this| Self::of(object, Some(store), this.clone()));

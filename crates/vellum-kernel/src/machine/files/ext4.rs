@@ -1,11 +1,12 @@
 //! ext4 on a block device: the store of its files, and mounting it.
 
 use super::block::{self, Block};
-use super::contents::ObjectContents;
+use super::contents::{ObjectContents, StoreOf};
 use crate::arch::random::random;
 use crate::mem::block::{BlockDevice, Sectors, read_pages, transfer, write_pages};
 use crate::mem::payer::Shared;
 use crate::mem::storage::{self, Store};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -35,10 +36,7 @@ impl Host for Machine {
 }
 
 /// A mounted file system. The tree of its inodes goes through it to the page cache.
-struct Mounted {
-    fs: Arc<Ext4>,
-    device: Arc<dyn BlockDevice>,
-}
+struct Mounted(StoreOf);
 
 impl tree::Host for Mounted {
     fn now(&self) -> Time {
@@ -50,8 +48,7 @@ impl tree::Host for Mounted {
     }
 
     fn kept_pages(&self, inode: u64, size: u64) -> Result<Arc<dyn Pages>, Errno> {
-        let store = FileStore { contents: Contents::new(&self.fs, inode), device: self.device.clone() };
-        Ok(ObjectContents::stored(Arc::new(store), size)?)
+        Ok(ObjectContents::stored((self.0)(inode), size)?)
     }
 
     fn space(&self) -> Capacity {
@@ -196,6 +193,20 @@ fn device(of: &Arc<dyn Inode>) -> Result<(Device, Arc<Block>), Errno> {
     Ok((meta.special, block::find(meta.special).ok_or(Errno::ENXIO)?))
 }
 
+/// Opens the file system on a device. Returns it with the stores of its files.
+///
+/// # Errors
+///
+/// `EINVAL`: there is no ext4 file system that the kernel knows; `EIO`, `EUCLEAN`, `ENOMEM`.
+pub fn open(device: Arc<dyn BlockDevice>, read_only: bool) -> Result<(Arc<Ext4>, StoreOf), Errno> {
+    let fs = Ext4::mount(Arc::new(Sectors(device.clone())), &Machine, read_only)?;
+    let of = fs.clone();
+    let store = move |inode| {
+        Arc::new(FileStore { contents: Contents::new(&of, inode), device: device.clone() }) as Arc<dyn Store>
+    };
+    Ok((fs, Box::new(store)))
+}
+
 /// Mounts the file system on the device of a device file, and returns its root. What programs wrote
 /// to the device file has been written.
 ///
@@ -206,9 +217,8 @@ fn device(of: &Arc<dyn Inode>) -> Result<(Device, Arc<Block>), Errno> {
 pub fn mount(file: &Arc<dyn Inode>, read_only: bool) -> Result<Arc<Node>, Errno> {
     let _mounting = MOUNTING.lock();
     let (number, block) = device(file)?;
-    let fs = Ext4::mount(Arc::new(Sectors(block.device.clone())), &Machine, read_only)?;
-    let host = Mounted { fs: fs.clone(), device: block.device.clone() };
-    let root = Tree::of_disk(Arc::new(host), number, fs)?;
+    let (fs, store) = open(block.device.clone(), read_only)?;
+    let root = Tree::of_disk(Arc::new(Mounted(store)), number, fs)?;
     let mut mounted = MOUNTED.lock();
     mounted.try_reserve(1)?;
     mounted.push((number, root.tree().clone()));

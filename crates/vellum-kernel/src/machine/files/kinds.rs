@@ -1,5 +1,6 @@
 //! Mounts file systems by type, and sets up those that exist from boot.
 
+use super::root::Roots;
 use super::stream;
 use super::{Host, begin, cgroupfs, ext4, proc, sys};
 use crate::arch::random::random;
@@ -12,24 +13,29 @@ use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
 use vellum_kernel::fs::tree::Tree;
-use vellum_kernel::fs::{FileCredentials, Inode, Kind, Namespace, archive};
+use vellum_kernel::fs::{FileCredentials, Inode, Kind, Namespace};
 use vellum_kernel::parse;
 
-/// Sets up the root file system from the archive, and the devices.
+/// Sets up the devices in the root file system, and the file systems of the kernel.
 ///
 /// # Errors
 ///
-/// The archive is malformed, or memory is short.
-pub fn init(bytes: &[u8]) -> Result<(), Errno> {
-    let root = Tree::root(Arc::new(Host), 1, 0o755);
-    let above: Arc<dyn Inode> = root.clone();
-    archive::unpack(bytes, &above)?;
+/// Memory is short; those of reading the root file system.
+pub fn init(roots: Roots) -> Result<(), Errno> {
+    let above: Arc<dyn Inode> = roots.root.clone();
     let names = Namespace::default();
     let cred = FileCredentials::root();
     let view = View { names: &names, root: &above, current: &above, cred: &cred };
     let directories: [(&[u8], u32); 5] =
         [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
     for (path, mode) in directories {
+        if path == b"/dev/shm" && !Arc::ptr_eq(&roots.root, &roots.memory) {
+            // The host's device files are not those of this machine.
+            mount(
+                &view,
+                &Mounting { source: b"tmpfs", on: b"/dev", kind: b"tmpfs", options: b"mode=755", read_only: false },
+            )?;
+        }
         match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
             Ok(()) => {}
             Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode)?,
@@ -50,7 +56,7 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     }
     mount_first(&view)?;
     time::set_input(stream::tell);
-    begin(names, root);
+    begin(names, roots);
     Ok(())
 }
 

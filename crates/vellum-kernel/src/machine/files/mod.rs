@@ -8,6 +8,7 @@
 //! | [`writeback`] | the tasks that read, and that write dirty pages |
 //! | [`user`] | user buffers of reads and writes |
 //! | [`stream`] | the first program's standard streams, over the serial port |
+//! | [`root`] | the root file system |
 //! | [`kinds`] | file-system types, and mounting them |
 //! | [`mount`] | the mount table |
 //! | [`proc`] | `/proc` |
@@ -23,6 +24,7 @@ pub mod ext4;
 pub mod kinds;
 pub mod mount;
 pub mod proc;
+pub mod root;
 pub mod shm;
 pub mod stream;
 pub mod sys;
@@ -34,6 +36,7 @@ use crate::mem::{EPOCH, now_ns};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
+use root::Roots;
 use spin::Once;
 use stream::Stream;
 use vellum_kernel::errno::Errno;
@@ -51,6 +54,10 @@ struct World {
     names: Namespace,
     locks: Arc<Locks>,
     root: Arc<Node>,
+    /// The type of the root file system.
+    root_kind: &'static str,
+    /// A tmpfs for files without a name.
+    memory: Arc<Node>,
 }
 
 static WORLD: Once<World> = Once::new();
@@ -80,12 +87,17 @@ impl tree::Host for Host {
 }
 
 /// Installs the mount namespace. Called once.
-fn begin(names: Namespace, root: Arc<Node>) {
-    WORLD.call_once(|| World { names, locks: Arc::default(), root });
+fn begin(names: Namespace, Roots { memory, root, kind }: Roots) {
+    WORLD.call_once(|| World { names, locks: Arc::default(), root, root_kind: kind, memory });
 }
 
 fn world() -> &'static World {
     WORLD.get().expect("files are set up")
+}
+
+/// Returns the type of the root file system, as the mount table shows it.
+fn root_kind() -> &'static str {
+    world().root_kind
 }
 
 /// Returns the table of file locks.
@@ -201,5 +213,5 @@ fn add_block_device(path: &str, number: Device, driver: Driver) -> Result<(), Er
 ///
 /// `ENOMEM`.
 pub fn memfd(who: &FileCredentials, sealable: bool) -> Result<Arc<Node>, Errno> {
-    tree::memfd(&world().root, who.uid, who.gid, sealable)
+    tree::memfd(&world().memory, who.uid, who.gid, sealable)
 }

@@ -75,7 +75,7 @@ pub fn path(view: &View, mount: &Mount) -> String {
 /// Calls `tell` for each mount, the root's first: source, path, type, device, and `ro` or `rw`.
 pub fn each(mut tell: impl FnMut(&str, &str, &str, Device, &str) -> core::fmt::Result) -> core::fmt::Result {
     from_root(|view| {
-        tell("none", "/", "tmpfs", view.root.meta().device, "rw")?;
+        tell("none", "/", super::root_kind(), view.root.meta().device, "rw")?;
         for mount in view.names.mounts() {
             let (source, path) = (String::from_utf8_lossy(&mount.source), path(&view, &mount));
             let rights = if mount.read_only { "ro" } else { "rw" };

@@ -11,7 +11,7 @@ const ROUND: u64 = 5_000_000_000;
 
 /// Starts the tasks, if a file has a store.
 pub fn start() {
-    if contents::all_stored().next().is_none() {
+    if !storage::begin_tasks() {
         return;
     }
     executor::spawn_first(async {

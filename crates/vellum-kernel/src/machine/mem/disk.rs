@@ -5,13 +5,9 @@
 //! CPU polls for completion with the driver's lock held, so one CPU at a time has a request of a
 //! disk under way. A request allocates nothing on the heap: pageout must not wait for memory.
 
-use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
-use crate::arch::pci;
 use crate::arch::serial::println;
 use crate::mem::platform::Host;
-use alloc::alloc::{alloc_zeroed, dealloc};
-use core::alloc::Layout;
-use core::ptr::NonNull;
+use crate::mem::virtio::{self, Dma};
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
@@ -19,56 +15,10 @@ use vellum::platform::Trace;
 use vellum::swap::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::DeviceType;
-use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
-use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
+use virtio_drivers::transport::pci::PciTransport;
 
 /// The number of sectors per slot.
 const SECTORS: usize = FRAME_SIZE as usize / SECTOR_SIZE;
-
-/// DMA memory for the driver. The device uses physical addresses and can reach all memory at any
-/// time, so that buffers need no mapping.
-struct Dma;
-
-/// Returns the layout of `pages` pages, or the empty layout if it would be too large.
-fn pages(pages: usize) -> Layout {
-    // The driver asks for some tens of pages at most.
-    Layout::array::<[u8; PAGE_SIZE]>(pages).and_then(|layout| layout.align_to(PAGE_SIZE)).unwrap_or(Layout::new::<()>())
-}
-
-// SAFETY: the heap returns blocks of whole pages as contiguous, aligned frames that belong to the
-// caller; they are zeroed here. The direct map covers device memory below 4 GiB, where `pci::place`
-// puts it.
-unsafe impl Hal for Dma {
-    fn dma_alloc(count: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        let layout = pages(count);
-        // SAFETY: the layout has at least one page, except for the empty one, which is filtered
-        // out.
-        match NonNull::new(unsafe { alloc_zeroed(layout) }).filter(|_| layout.size() > 0) {
-            Some(at) => (virt_to_phys(at.as_ptr() as u64), at),
-            // The driver takes the physical address 0 for a failure.
-            None => (0, NonNull::dangling()),
-        }
-    }
-
-    unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, count: usize) -> i32 {
-        // SAFETY: the block came from `dma_alloc` with the same number of pages (the contract of
-        // [`Hal`]).
-        unsafe { dealloc(at.as_ptr(), pages(count)) };
-        0
-    }
-
-    unsafe fn mmio_phys_to_virt(address: PhysAddr, _: usize) -> NonNull<u8> {
-        NonNull::new(phys_to_virt(address)).unwrap_or(NonNull::dangling())
-    }
-
-    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        // Buffers are on a stack or in a static, which lie in the kernel's image, or in a frame,
-        // which the direct map covers. `virt_to_phys` translates both.
-        virt_to_phys(buffer.cast::<u8>().as_ptr() as u64)
-    }
-
-    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
-}
 
 /// A disk.
 pub struct Disk(Mutex<VirtIOBlk<Dma, PciTransport>>);
@@ -76,13 +26,8 @@ pub struct Disk(Mutex<VirtIOBlk<Dma, PciTransport>>);
 impl Disk {
     /// Returns the disk at a slot of the machine's first PCI bus.
     pub fn find(slot: u8) -> Option<Self> {
-        let mut root = pci::root();
-        let is_block = |info: &_| virtio_device_type(info) == Some(DeviceType::Block);
-        let place = pci::find(&root, |place, info| place.device == slot && is_block(info))?;
-        pci::place(&mut root, place);
-        let transport = PciTransport::new::<Dma, _>(&mut root, place)
-            .inspect_err(|error| println!("disk {slot}: the PCI transport cannot be set up: {error}"));
-        let mut driver = VirtIOBlk::new(transport.ok()?)
+        let transport = virtio::find(slot, DeviceType::Block)?;
+        let mut driver = VirtIOBlk::new(transport)
             .inspect_err(|error| println!("disk {slot}: the driver cannot be set up: {error}"))
             .ok()?;
         // Requests are polled for completion.

@@ -10,7 +10,9 @@
 //! | [`space`] | the address spaces of processes, and the space that each CPU has loaded |
 //! | [`spaces`] | the registry of all address spaces, by number and by fork family |
 //! | [`swap`] | the swap devices: compressed memory and a disk |
+//! | [`virtio`] | virtio devices on PCI, and their memory |
 //! | [`disk`] | the driver of disks |
+//! | [`folder`] | the driver of QEMU's folder of the host |
 //! | [`block`] | block devices: disks and a disk in memory, and their page cache |
 //! | [`storage`] | the way of the page cache's requests to block devices |
 //! | [`reclaim`] | calls the engine's reclaim and counts its work by reason |
@@ -22,6 +24,7 @@
 
 pub mod block;
 pub mod disk;
+pub mod folder;
 pub mod heap;
 #[cfg(feature = "holds")]
 pub mod holds;
@@ -38,6 +41,7 @@ pub mod swap;
 pub mod thread;
 pub mod uaccess;
 pub mod uffd;
+pub mod virtio;
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::{copy_kernel_half, format};
@@ -49,6 +53,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::frame::BootOptions;
 use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
+use vellum::page_cache::Changes;
 use vellum::space::Limits;
 use vellum::stats::Counter;
 use vellum_kernel::boot::MemoryMap;
@@ -144,8 +149,13 @@ pub fn new_object(memcg: MemcgId, tag: u64) -> Result<Object, vellum::page_cache
 /// # Errors
 ///
 /// Those of [`new_object`].
-pub fn new_stored_object(memcg: MemcgId, tag: u64, size: u64) -> Result<Object, vellum::page_cache::ObjectError> {
-    Object::with_store(machine(), &format(), memcg, tag, size)
+pub fn new_stored_object(
+    memcg: MemcgId,
+    tag: u64,
+    size: u64,
+    changes: Changes,
+) -> Result<Object, vellum::page_cache::ObjectError> {
+    Object::with_store(machine(), &format(), memcg, tag, size, changes)
 }
 
 /// Creates an empty address space with the kernel in its upper half.

@@ -3,7 +3,8 @@
 //!
 //! The engine asks from wherever a page is missed, for example from a page fault, so a request is
 //! queued, and the storage task carries it out ([`carry_out_next`]). A store in memory needs no
-//! queue: its requests are carried out at once.
+//! queue: its requests are carried out at once. So are all before the storage task exists
+//! ([`begin_tasks`]).
 //!
 //! A task that needs a page which is being read or written waits ([`wait`]) until the request with
 //! the page has ended. If that request failed to read the page, the wait says so: the error
@@ -22,7 +23,7 @@ use core::pin::Pin;
 use core::sync::atomic::AtomicU8;
 use core::task::{Context, Poll, Waker};
 use vellum::addr::{FRAME_SIZE, Pfn};
-use vellum::page_cache::{Overwrite, finish_read, finish_write};
+use vellum::page_cache::{Changes, Overwrite, finish_read, finish_write};
 use vellum::platform::{PendingPage, ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 
@@ -43,6 +44,11 @@ pub trait Store: Send + Sync {
     /// size may have been truncated before. Returns whether it succeeded.
     fn keep_size(&self, _size: u64) -> bool {
         true
+    }
+
+    /// Returns where the changes of the file go.
+    fn changes(&self) -> Changes {
+        Changes::ToStore
     }
 
     /// Returns true if transfers take no longer than copying memory does.
@@ -120,6 +126,8 @@ struct Requests {
     next_number: u64,
     /// The storage task's waker, while it waits for a request.
     idle: Option<Waker>,
+    /// There is a storage task.
+    has_task: bool,
 }
 
 static REQUESTS: Shared<Requests> = Shared::new(Requests {
@@ -128,10 +136,19 @@ static REQUESTS: Shared<Requests> = Shared::new(Requests {
     waiting: Vec::new(),
     next_number: 0,
     idle: None,
+    has_task: false,
 });
 
 /// The stores of files, by the tags of their page-cache objects.
 static STORES: Shared<BTreeMap<u64, Arc<dyn Store>>> = Shared::new(BTreeMap::new());
+
+/// Has requests wait for the storage task from now on. Returns false, with nothing changed, if no
+/// file has a store, so that none need be carried out.
+pub fn begin_tasks() -> bool {
+    let is_needed = !STORES.lock().is_empty();
+    REQUESTS.lock().has_task |= is_needed;
+    is_needed
+}
 
 /// Registers the store of the object with this tag, until the engine [forgets](forget) the object.
 pub fn add(tag: u64, store: Arc<dyn Store>) {
@@ -189,7 +206,7 @@ fn submit(tag: u64, request: Request) {
         return request.carry_out(&*store);
     }
     let mut requests = REQUESTS.lock();
-    if requests.queued.try_reserve(1).is_err() || requests.begun.try_reserve(1).is_err() {
+    if !requests.has_task || requests.queued.try_reserve(1).is_err() || requests.begun.try_reserve(1).is_err() {
         drop(requests);
         return request.carry_out(&*store);
     }

@@ -94,11 +94,13 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Creates the files of an archive below a root directory.
+/// Creates the files of an archive below a root directory, which may have files already: a
+/// directory stays as it is, also where a link leads to one, and any other file makes way for one
+/// of the archive (Linux: `clean_path`).
 ///
 /// # Errors
 /// `EINVAL`: the bytes are not an archive in the "newc" format, or are truncated. The errors of
-/// creating the files. The files created before the error remain.
+/// creating and removing files. The files created before the error remain.
 pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
     let (names, cred) = (Namespace::default(), FileCredentials::root());
     let view = View { names: &names, root, current: root, cred: &cred };
@@ -107,14 +109,17 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
         let entry = entry?;
         let path = entry.name.strip_prefix(b"./").unwrap_or(entry.name);
         let kind = Kind::of(entry.mode)?;
-        let existing =
-            if matches!(path, b"" | b"." | b"/") { Some(root.clone()) } else { view.find(path, false)?.inode };
-        let first_name = linked.iter().find(|(number, _)| *number == entry.inode && entry.links > 1);
-        match (existing, first_name) {
-            (Some(inode), _) if inode.meta().kind == Kind::Directory && kind == Kind::Directory => {}
-            (Some(_), _) => return Err(Errno::EEXIST),
-            (None, Some((_, inode))) => view.link(inode, path)?,
-            (None, None) => {
+        let is_root = matches!(path, b"" | b"." | b"/");
+        if !is_root && view.find(path, false)?.inode.is_some() {
+            if kind == Kind::Directory && view.get(path, true).is_ok_and(|inode| inode.meta().kind == kind) {
+                continue;
+            }
+            view.remove(path, false)?;
+        }
+        match linked.iter().find(|(number, _)| *number == entry.inode && entry.links > 1) {
+            _ if is_root => {}
+            Some((_, inode)) => view.link(inode, path)?,
+            None => {
                 let target = if kind == Kind::Link { entry.contents } else { &[] };
                 view.make(path, kind, entry.mode & MODE, entry.special, target)?;
             }
@@ -188,6 +193,29 @@ mod tests {
         assert_eq!(&bytes[..15], b"shared contents");
         assert_eq!(view.get(b"null", false).unwrap().meta().special, Device { major: 1, minor: 3 });
         assert_eq!(view.get(b"bin", false).unwrap().meta().mode, 0o711);
+    }
+
+    /// Over files that exist, directories stay, also behind links, and other files are replaced.
+    #[test]
+    fn an_archive_is_unpacked_over_files() {
+        let root: Arc<dyn Inode> = Tree::root(Arc::new(Machine), 1, 0o755);
+        let (names, cred) = (Namespace::default(), FileCredentials::root());
+        let view = View { names: &names, root: &root, current: &root, cred: &cred };
+        view.make(b"/usr", Kind::Directory, 0o700, Device::default(), &[]).unwrap();
+        view.make(b"/bin", Kind::Link, 0o777, Device::default(), b"usr").unwrap();
+        view.make(b"/usr/a", Kind::Regular, 0o600, Device::default(), &[]).unwrap();
+        view.make(b"/usr/kept", Kind::Regular, 0o600, Device::default(), &[]).unwrap();
+        view.make(b"/link", Kind::Link, 0o777, Device::default(), b"nowhere").unwrap();
+        for _ in 0..2 {
+            unpack(&archive(), &root).unwrap();
+            let found = [&b"/usr/a"[..], b"/usr/b", b"/usr/kept", b"/usr"].map(|path| view.get(path, false).unwrap());
+            assert_eq!(
+                found.map(|inode| (inode.meta().mode, inode.meta().size.min(16))),
+                [(0o755, 15), (0o755, 15), (0o600, 0), (0o700, 16)]
+            );
+            assert_eq!(view.get(b"/bin", false).unwrap().meta().kind, Kind::Link);
+            assert_eq!(view.get(b"/link", true).unwrap().meta().size, 15, "the archive's link");
+        }
     }
 
     /// A truncated or corrupt archive yields an error or fewer files, and never a panic.

@@ -19,6 +19,7 @@
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tree`] | tmpfs, and the cache of a file system on a disk |
 //! | `ext4` | ext4, on a disk |
+//! | [`p9`] | a folder of another machine |
 //! | [`text`] | files whose contents are generated when they are read |
 //! | [`pseudo`] | directories of generated files, for `/proc`, `/sys` and cgroup2 |
 //! | [`cgroup`] | the cgroup2 file system |
@@ -38,6 +39,7 @@ pub mod lock;
 pub mod meta;
 pub mod names;
 pub mod open;
+pub mod p9;
 pub mod pages;
 pub mod pipe;
 pub mod poll;

@@ -1,7 +1,7 @@
 //! Fuzz targets for settings that programs write, and for the stdio channel.
 
 use crate::fs::cgroup::{format_amount, parse_amount, parse_subtree_control};
-use crate::parse::{BootOption, bits, boot_options, mount_mode, number, numeric_name, strings};
+use crate::parse::{BootOption, Root, bits, boot_options, mount_mode, number, numeric_name, strings};
 use crate::proc::choice;
 use crate::stdio::StdinDecoder;
 use std::format;
@@ -42,6 +42,8 @@ pub fn settings(bytes: &[u8]) {
             BootOption::Swap(bytes) => format!("swap={bytes}\n"),
             BootOption::RamDisk(bytes) => format!("ram-disk={bytes}\n"),
             BootOption::Disk => "disk=\n".into(),
+            BootOption::Root(Root::Folder) => "root=folder\n".into(),
+            BootOption::Root(Root::Disk) => "root=disk\n".into(),
             BootOption::SwapDisk { checked } => format!("swap-disk={}", if checked { "checked" } else { "" }),
         };
         assert_eq!(boot_options(line.as_bytes()).collect::<Vec<_>>(), [Ok(option)]);

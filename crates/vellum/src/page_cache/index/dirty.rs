@@ -58,6 +58,12 @@ impl Index {
             && self.last_node(frames, page).is_some_and(|node| is_frame(node.get(index_at(page, 0)), WRITING))
     }
 
+    /// Returns true if one of `pages`, all of which have their entries in one node, is dirty.
+    pub(in crate::page_cache) fn has_dirty<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>) -> bool {
+        let node = self.last_node(frames, pages.start).filter(|_| self.counts.dirty != 0);
+        node.is_some_and(|node| node.entries(&pages).iter().any(|entry| is_frame(entry.load(Relaxed), DIRTY)))
+    }
+
     /// Records that a page in memory differs from the storage, and, with `writable`, that a PTE may
     /// allow writes to it. With `pfn` only if the page is in this frame. Returns `None`, with
     /// nothing changed, if the page is not in memory, or is in another frame.

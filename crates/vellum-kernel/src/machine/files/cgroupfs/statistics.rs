@@ -23,7 +23,7 @@ pub struct Listed {
 impl Listed {
     fn add(&mut self, lists: &[u64; LruList::COUNT]) {
         self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazyfree as usize];
-        self.objects += lists[LruList::Shmem as usize];
+        self.objects += lists[LruList::Shmem as usize] + lists[LruList::File as usize];
         self.unevictable += lists[LruList::Unevictable as usize];
     }
 

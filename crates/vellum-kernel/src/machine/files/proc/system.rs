@@ -84,20 +84,24 @@ fn memory(machine: &Machine) -> words::Memory {
     let spaces = spaces();
     let groups = crate::files::cgroupfs::listed();
     let free = frames.free_frames() * FRAME_SIZE;
-    let shmem = machine.counter(Counter::ShmemPages) * FRAME_SIZE;
+    let count = |counter| machine.counter(counter) * FRAME_SIZE;
+    let (shmem, files) = (count(Counter::ShmemPages), count(Counter::FilePages));
     let [swap_total, swap_free, swap_cached] = swap::bytes();
     let [anonymous, unevictable] = [groups.anonymous, groups.unevictable].map(|pages| pages * FRAME_SIZE);
     words::Memory {
         total: frames.total() * FRAME_SIZE,
         free,
-        available: free,
-        cached: shmem,
+        available: free + files,
+        cached: shmem + files,
         swap_cached,
         active_anonymous: anonymous,
+        inactive_file: files,
+        dirty: count(Counter::FileDirty),
+        writeback: count(Counter::FileWriteback),
         unevictable,
         locked: unevictable,
         anonymous: anonymous + unevictable,
-        mapped: spaces.mapped.min(shmem),
+        mapped: spaces.mapped.min(shmem + files),
         shmem,
         slab_unreclaimable: heap::used(),
         kernel_stack: (machine.platform().count() * crate::arch::stack::MAIN_STACK_SIZE) as u64,

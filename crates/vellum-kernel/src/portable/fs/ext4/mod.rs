@@ -196,7 +196,7 @@ impl Disk for Ext4 {
         }
     }
 
-    fn inode(&self, inode: u64) -> Result<Kept, Errno> {
+    fn inode(&self, inode: u64, _: Option<(u64, &[u8])>) -> Result<Kept, Errno> {
         kept(&self.with(|fs| fs.inode(number(inode)?))?)
     }
 

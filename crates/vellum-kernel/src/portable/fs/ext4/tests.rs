@@ -420,7 +420,7 @@ fn a_write_that_fails_leaves_whole_blocks() {
         assert!(device.write(to, &[7; 8 * 4096]), "the bytes behind the failure may get there too");
         part.start + 3 * 4096 + 512
     });
-    assert_eq!((written, mounted.fs.inode(file.meta().inode).unwrap().size), (Ok(3 * 4096), 3 * 4096));
+    assert_eq!((written, mounted.fs.inode(file.meta().inode, None).unwrap().size), (Ok(3 * 4096), 3 * 4096));
     let mut places = vec![];
     cached.contents.read(0..8 * 4096, &mut |place, part| {
         places.push((place == Place::Hole, part.clone()));

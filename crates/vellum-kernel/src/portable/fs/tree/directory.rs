@@ -62,6 +62,12 @@ impl Node {
     /// it is also marked as removed.
     fn drop_link(&self) {
         self.count_link(false);
+        if self.fs.is_over_disk {
+            // Its other names on the disk lead to what the disk has, so the inode, which may have
+            // changed, stays in memory for them.
+            let mut attributes = self.attributes.lock();
+            attributes.stays = self.this.upgrade().filter(|_| attributes.links > 0);
+        }
         if let Some(entries) = self.entries() {
             let mut entries = entries.lock();
             entries.removed = true;
@@ -194,7 +200,7 @@ impl Directory for Node {
             return Err(Errno::EEXIST);
         }
         let copy = entries.reserve(name)?;
-        let made = match &self.fs.disk {
+        let made = match self.fs.kept_by() {
             None => {
                 let made = node::make(&self.fs, new, Some(&this))?;
                 entries.add(copy, Child::InMemory(made.clone()));
@@ -216,7 +222,7 @@ impl Directory for Node {
     }
 
     fn make_tmpfile(&self, new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {
-        if self.fs.disk.is_some() {
+        if self.fs.kept_by().is_some() {
             return Err(Errno::EOPNOTSUPP);
         }
         let made = node::make(&self.fs, new, None)?;

@@ -54,11 +54,12 @@ pub trait Disk: Send + Sync {
     /// `EIO`; those of `each`.
     fn list(&self, directory: u64, each: &mut EachEntry<'_>) -> Result<(), Errno>;
 
-    /// Returns an inode's attributes.
+    /// Returns an inode's attributes. `at`: the directory and the name by which the inode was
+    /// found; `None` for the root directory.
     ///
     /// # Errors
-    /// `EIO`.
-    fn inode(&self, number: u64) -> Result<Kept, Errno>;
+    /// `EIO`; `ENOENT`: the disk, which others change too, has the inode there no more.
+    fn inode(&self, number: u64, at: Option<(u64, &[u8])>) -> Result<Kept, Errno>;
 
     /// Returns the target of a symbolic link.
     ///

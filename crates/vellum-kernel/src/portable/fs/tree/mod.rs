@@ -1,5 +1,6 @@
 //! Trees of inodes in memory: all of a tmpfs, and the cache of a file system on a [`Disk`]. Times
-//! and pages come from the kernel ([`Host`]).
+//! and pages come from the kernel ([`Host`]). A tree over a disk keeps all changes in memory, for a
+//! disk that is not to be written ([`Tree::over_disk`]).
 //!
 //! The tree of a disk has a directory's entries from the first access to the directory on, and an
 //! inode from its first lookup on, until it is unmounted. An operation on names is checked in the
@@ -76,11 +77,16 @@ pub struct Capacity {
     pub free: u64,
 }
 
+/// The first number of an inode that is in no file system on a disk ([`Tree::over_disk`]).
+pub const FIRST_OVER_DISK: u64 = 1 << 63;
+
 /// A tmpfs instance, or the cache of a file system on a disk.
 pub struct Tree {
     device: Device,
     host: Arc<dyn Host>,
     disk: Option<Arc<dyn Disk>>,
+    /// Changes stay in memory.
+    is_over_disk: bool,
     /// The inodes of the disk that are in memory, by their numbers.
     kept: Mutex<BTreeMap<u64, Weak<Node>>>,
     next_inode: AtomicU64,
@@ -91,7 +97,7 @@ impl Tree {
     /// Creates a tmpfs, and returns its empty root directory of mode `mode`. `minor`: the minor
     /// number of its device, which no other file system has.
     pub fn root(host: Arc<dyn Host>, minor: u32, mode: u32) -> Arc<Node> {
-        let fs = Tree::of(host, Device { major: 0, minor }, None);
+        let fs = Tree::of(host, Device { major: 0, minor }, None, false);
         let new = NewInode { kind: Kind::Directory, mode, uid: 0, gid: 0, special: Device::default(), target: &[] };
         node::directory(&fs, &new, None)
     }
@@ -102,22 +108,41 @@ impl Tree {
     /// # Errors
     /// `EIO`, `ENOMEM`; `ENOTDIR`: the disk has no root directory.
     pub fn of_disk(host: Arc<dyn Host>, device: Device, disk: Arc<dyn Disk>) -> Result<Arc<Node>, Errno> {
-        let number = disk.root();
-        let root = node::load(&Tree::of(host, device, Some(disk)), number, None)?;
+        Tree::root_of(disk.root(), Tree::of(host, device, Some(disk), false))
+    }
+
+    /// Creates a tree that begins as the file system on a disk, and returns its root directory.
+    /// Changes stay in memory, as those of a tmpfs do. The disk, whose inodes have numbers below
+    /// [`FIRST_OVER_DISK`], is never written, and neither synchronised nor unmounted.
+    ///
+    /// # Errors
+    /// As for [`Tree::of_disk`].
+    pub fn over_disk(host: Arc<dyn Host>, device: Device, disk: Arc<dyn Disk>) -> Result<Arc<Node>, Errno> {
+        Tree::root_of(disk.root(), Tree::of(host, device, Some(disk), true))
+    }
+
+    fn root_of(number: u64, tree: Arc<Tree>) -> Result<Arc<Node>, Errno> {
+        let root = node::load(&tree, number, None)?;
         if root.is_directory() { Ok(root) } else { Err(Errno::ENOTDIR) }
     }
 
-    fn of(host: Arc<dyn Host>, device: Device, disk: Option<Arc<dyn Disk>>) -> Arc<Tree> {
-        let (kept, next_inode, renaming) = (Mutex::default(), AtomicU64::new(1), Mutex::default());
-        Arc::new(Tree { device, host, disk, kept, next_inode, renaming })
+    fn of(host: Arc<dyn Host>, device: Device, disk: Option<Arc<dyn Disk>>, is_over_disk: bool) -> Arc<Tree> {
+        let first = if is_over_disk { FIRST_OVER_DISK } else { 1 };
+        let (kept, next_inode, renaming) = (Mutex::default(), AtomicU64::new(first), Mutex::default());
+        Arc::new(Tree { device, host, disk, is_over_disk, kept, next_inode, renaming })
     }
 
-    /// Calls `act` with the disk, unless this is a tmpfs.
+    /// Returns the disk that keeps the tree's changes, if one does.
+    fn kept_by(&self) -> Option<&Arc<dyn Disk>> {
+        self.disk.as_ref().filter(|_| !self.is_over_disk)
+    }
+
+    /// Calls `act` with the disk that keeps the tree's changes, if one does.
     ///
     /// # Errors
     /// Those of `act`.
     pub fn on_disk(&self, act: impl FnOnce(&dyn Disk) -> Result<(), Errno>) -> Result<(), Errno> {
-        self.disk.as_deref().map_or(Ok(()), act)
+        self.kept_by().map_or(Ok(()), |disk| act(&**disk))
     }
 
     /// Has the disk keep the attributes of all inodes that changed in memory alone: the times of

@@ -45,6 +45,8 @@ pub(super) struct Attributes {
     born: Time,
     /// The disk does not have the times yet.
     pub dirty: bool,
+    /// The inode itself, if it stays in memory without a name there.
+    pub stays: Option<Arc<Node>>,
 }
 
 /// The contents of an inode, by its kind.
@@ -63,22 +65,22 @@ pub(super) fn directory(fs: &Arc<Tree>, new: &NewInode<'_>, parent: Option<&Arc<
     with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent, true))))
 }
 
-/// Returns the inode `number` of the tree's disk, from memory or from the disk. `parent` is the
-/// parent of a directory.
+/// Returns the inode `number` of the tree's disk, from memory or from the disk. `at` is the
+/// directory and the name by which it was found; `None` for the root directory.
 ///
 /// # Errors
 /// `EIO`, `ENOMEM`.
-pub(super) fn load(fs: &Arc<Tree>, number: u64, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
+pub(super) fn load(fs: &Arc<Tree>, number: u64, at: Option<(&Arc<Node>, &[u8])>) -> Result<Arc<Node>, Errno> {
     let disk = fs.disk.as_ref().ok_or(Errno::EIO)?;
     // The lock makes sure that an inode with two names is in memory once.
     let mut kept = fs.kept.lock();
     if let Some(node) = kept.get(&number).and_then(Weak::upgrade) {
         return Ok(node);
     }
-    let found = disk.inode(number)?;
+    let found = disk.inode(number, at.map(|(directory, name)| (directory.number, name)))?;
     let body = match found.kind {
         Kind::Directory => {
-            let parent = parent.map_or(Weak::new(), Arc::downgrade);
+            let parent = at.map_or(Weak::new(), |(parent, _)| Arc::downgrade(parent));
             Body::Directory(Mutex::new(Entries::new(parent, false)))
         }
         Kind::Regular => Body::Regular(Regular::new(fs.host.kept_pages(number, found.size)?)),
@@ -97,6 +99,7 @@ pub(super) fn load(fs: &Arc<Tree>, number: u64, parent: Option<&Arc<Node>>) -> R
         changed: found.changed,
         born: found.born,
         dirty: false,
+        stays: None,
     };
     let node = Node::new(fs, number, found.special, attributes, body);
     kept.insert(number, Arc::downgrade(&node));
@@ -142,6 +145,7 @@ fn with_body(fs: &Arc<Tree>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
         changed: now,
         born: now,
         dirty: false,
+        stays: None,
     };
     Node::new(fs, fs.new_number(), new.special, attributes, body)
 }
@@ -192,7 +196,7 @@ impl Node {
             Some(Child::OnDisk { number, .. }) => *number,
         };
         let this = self.this.upgrade().ok_or(Errno::ENOENT)?;
-        let node = load(&self.fs, number, Some(&this))?;
+        let node = load(&self.fs, number, Some((&this, name)))?;
         entries.replace(name, Child::InMemory(node.clone()));
         Ok(Some(node))
     }
@@ -274,14 +278,16 @@ impl Attributes {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(disk) = &self.fs.disk {
+        if self.fs.disk.is_some() {
             // Another thread may have found the inode on the disk meanwhile.
             let mut kept = self.fs.kept.lock();
             if kept.get(&self.number).is_some_and(|node| node.strong_count() == 0) {
                 kept.remove(&self.number);
             }
             drop(kept);
-            if self.attributes.lock().links == 0 {
+            if let Some(disk) = self.fs.kept_by()
+                && self.attributes.lock().links == 0
+            {
                 disk.forget(self.number);
             }
         }
@@ -327,7 +333,10 @@ impl Inode for Node {
         };
         self.fs.on_disk(|disk| disk.set(self.number, &to_keep))?;
         let disk::Attributes { mode, uid, gid, accessed, modified } = to_keep;
-        *attributes = Attributes { mode, uid, gid, accessed, modified, changed: now, dirty: false, ..*attributes };
+        let attributes = &mut *attributes;
+        (attributes.mode, attributes.uid, attributes.gid) = (mode, uid, gid);
+        (attributes.accessed, attributes.modified, attributes.changed) = (accessed, modified, now);
+        attributes.dirty = false;
         Ok(())
     }
 

@@ -2,10 +2,11 @@
 
 use vellum::arch::X86_64;
 use vellum::memcg::MemcgId;
-use vellum::page_cache::Object;
+use vellum::page_cache::{Changes, Object};
 use vellum::platform::{Cpus, PendingPage};
 use vellum::space::{FaultError, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
+use vellum::swap::Compressed;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Files, Hostility, Schedule, Silicon, Simulated, Strict, Strictness};
@@ -29,9 +30,21 @@ pub struct File<'b, 'm, A: Silicon> {
 /// Runs a test with a file that is mapped with these flags. In the end no request is under way, and
 /// no page of the file is in memory.
 pub fn with_file<A: Silicon>(arch: A, flags: MapFlags, test: impl FnOnce(File<'_, '_, A>)) {
-    let setup = Setup { hostility: Hostility::NONE, ..USUAL };
+    with_file_on(arch, 0, (flags, Changes::ToStore), test);
+}
+
+/// Runs a test as [`with_file`] does, on a machine with `slots` slots of swap, with a file whose
+/// changes go where `changes` says.
+pub fn with_file_on<A: Silicon>(
+    arch: A,
+    slots: u32,
+    (flags, changes): (MapFlags, Changes),
+    test: impl FnOnce(File<'_, '_, A>),
+) {
+    let setup = Setup { hostility: Hostility::NONE, slots, ..USUAL };
     crate::fixtures::bench::on(arch, setup, |on| {
-        let object = Object::with_store(on.machine, &on.arch, on.memcg, TAG, PAGES * on.page + 100).unwrap();
+        let size = PAGES * on.page + 100;
+        let object = Object::with_store(on.machine, &on.arch, on.memcg, TAG, size, changes).unwrap();
         let space = on.space();
         map(on, &space, &object, flags);
         let files = on.sim.hardware().files();
@@ -59,6 +72,8 @@ impl<A: Silicon> File<'_, '_, A> {
     }
 }
 
+/// The slots of swap of [`with_two_spaces`], for changes that stay in memory.
+const SLOTS: u32 = 256;
 /// The size of a frame and page of [`with_two_spaces`].
 pub const PAGE: u64 = 4096;
 
@@ -77,29 +92,35 @@ pub struct Context<'s, 'm> {
     pub object: &'s Object<'m, Strict>,
     pub spaces: [&'s AddressSpace<'m, Strict>; 2],
     pub load: Load,
+    pub changes: Changes,
 }
 
 /// Runs a case with a file of `pages` pages, mapped with these flags. In the end all memory is
 /// free.
 pub fn with_two_spaces(
     (seed, schedule): (u64, Schedule),
-    (pages, flags): (u64, MapFlags),
+    (pages, flags, changes): (u64, MapFlags, Changes),
     load: Load,
     case: impl FnOnce(Context<'_, '_>),
 ) {
     let sim = Config::new(8 << 20).cpus(3).strict(Strictness::new(seed).schedule(schedule)).expect("memory");
     let seat = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).expect("enough memory to boot");
+    let store = Compressed::new(machine.frames(), SLOTS).unwrap();
+    if changes == Changes::InMemory {
+        // SAFETY: no other code uses it, and it outlives the machine.
+        unsafe { machine.swaps().attach(machine.frames(), &store, SLOTS, 0) }.unwrap();
+    }
     sim.baseline();
     let arch = X86_64::four_levels();
     let spaces = [(); 2].map(|()| AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory"));
-    let object = Object::with_store(&machine, &arch, MemcgId::ROOT, TAG, pages * PAGE).expect("memory");
+    let object = Object::with_store(&machine, &arch, MemcgId::ROOT, TAG, pages * PAGE, changes).expect("memory");
     for space in &spaces {
         let request = MapRequest { addr: BASE, len: pages * PAGE, prot: RW, flags: MapFlags::FIXED | flags };
         assert_eq!(space.map_object(request, &object, 0), Ok(BASE));
     }
     drop(seat);
-    case(Context { sim: &sim, machine: &machine, object: &object, spaces: [&spaces[0], &spaces[1]], load });
+    case(Context { sim: &sim, machine: &machine, object: &object, spaces: [&spaces[0], &spaces[1]], load, changes });
     let _seat = sim.cpu(0);
     drop(object);
     drop(spaces);

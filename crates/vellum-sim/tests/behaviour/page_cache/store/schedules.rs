@@ -2,6 +2,7 @@
 //! threads of the host or under a deterministic scheduler.
 
 use vellum::memcg::MemcgId;
+use vellum::page_cache::Changes;
 use vellum::reclaim::reclaim;
 use vellum::space::{FaultError, MapFlags, unmap_removed};
 use vellum_sim::{Cpu, Refusal, Schedule, Simulated, Strict};
@@ -58,7 +59,7 @@ impl Context<'_, '_> {
 
 /// Runs a case, in which reads fail by chance.
 fn run(seed: u64, schedule: Schedule, load: Load) {
-    with_two_spaces((seed, schedule), (load.pages, MapFlags::empty()), load, |on| {
+    with_two_spaces((seed, schedule), (load.pages, MapFlags::empty(), Changes::ToStore), load, |on| {
         let files = on.sim.hardware().files();
         files.refuse_reads(Refusal::Percent(10));
         let touch = |nth| Box::new(move || on.touch(seed, nth)) as Box<dyn FnOnce() + Send + '_>;

@@ -1,7 +1,7 @@
 //! Files whose pages come from the host's storage: reads under way, reads that fail, and reclaim.
 
 use vellum::memcg::{LruList, MemcgId, Refused};
-use vellum::page_cache::{Object, ObjectError, Readahead};
+use vellum::page_cache::{Changes, Object, ObjectError, Readahead};
 use vellum::space::{Advise, FaultError, MapError, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -180,7 +180,7 @@ fn short<A: Silicon>(arch: A) {
     with_file(arch, |mut file| {
         let (on, memcgs) = (file.on, file.on.machine.memcgs());
         let group = memcgs.create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
-        file.object = Object::with_store(on.machine, &on.arch, group, TAG, 64 * on.page).unwrap();
+        file.object = Object::with_store(on.machine, &on.arch, group, TAG, 64 * on.page, Changes::ToStore).unwrap();
         assert!(file.word(0).is_err());
         file.finish();
         memcgs.drain(on.machine.frames(), group).unwrap();

@@ -2,9 +2,10 @@
 //! under a deterministic scheduler.
 
 use vellum::memcg::MemcgId;
-use vellum::page_cache::{ObjectError, Writeback};
+use vellum::page_cache::{Changes, ObjectError, Writeback};
 use vellum::reclaim::reclaim;
 use vellum::space::{MapFlags, unmap_removed, write_back};
+use vellum::stats::Counter;
 use vellum_sim::{Schedule, Simulated};
 
 use super::fixture::{Context, Load, PAGE, TAG, with_two_spaces};
@@ -24,11 +25,18 @@ impl Context<'_, '_> {
     }
 
     /// Writes to pages of the file at random, through one of the spaces. What was written is found
-    /// again, and in the storage once it was synchronised.
+    /// again, and in the storage once it was synchronised, unless changes stay in memory.
     fn write(&self, seed: u64, nth: u64) {
         let cpu = self.sim.cpu(nth as usize);
         let dice = &mut Dice::new(derive(seed, nth));
         let mut last = vec![None; self.load.pages as usize];
+        let stored = |page| match self.changes {
+            Changes::ToStore => self.sim.hardware().files().word(TAG, page * PAGE),
+            Changes::InMemory => {
+                let at = BASE + page * PAGE;
+                self.access(|| cpu.enter(self.spaces[(nth - 1) as usize]).load_u64(at)).unwrap()
+            }
+        };
         for round in 1..=self.load.rounds {
             let own = dice.below(self.load.pages);
             let page = 2 * own + nth - 1;
@@ -41,7 +49,7 @@ impl Context<'_, '_> {
                 }
                 1 => {
                     self.sync(Writeback::complete(page..page + 1));
-                    let stored = self.sim.hardware().files().word(TAG, page * PAGE);
+                    let stored = stored(page);
                     assert!(last[own as usize].is_none_or(|word| word == stored), "page {page} has {stored}");
                 }
                 _ => {
@@ -53,7 +61,7 @@ impl Context<'_, '_> {
         }
         self.sync(Writeback::complete(0..u64::MAX));
         for (own, word) in (0..).zip(last) {
-            let stored = self.sim.hardware().files().word(TAG, (2 * own + nth - 1) * PAGE);
+            let stored = stored(2 * own + nth - 1);
             assert!(word.is_none_or(|word| word == stored), "page {own} of program {nth}");
         }
     }
@@ -90,13 +98,21 @@ impl Context<'_, '_> {
 }
 
 /// Runs a case: each program writes to `load.pages` pages of its own, in turn with the other's.
-fn run(seed: u64, schedule: Schedule, load: Load) {
-    with_two_spaces((seed, schedule), (2 * load.pages + 1, MapFlags::SHARED), load, |on| {
+fn run(seed: u64, schedule: Schedule, load: Load, changes: Changes) {
+    let file = (2 * load.pages + 1, MapFlags::SHARED, changes);
+    with_two_spaces((seed, schedule), file, load, |on| {
         let write = |nth| Box::new(move || on.write(seed, nth)) as Box<dyn FnOnce() + Send + '_>;
         side_by_side(schedule, vec![Box::new(move || on.disturb_writes(seed)), write(1), write(2)]);
         let _cpu = on.sim.cpu(0);
         on.sync(Writeback::complete(0..u64::MAX));
-        assert_eq!((on.object.page_counts().dirty, on.object.page_counts().writing), (0, 0));
+        let counts = on.object.page_counts();
+        assert_eq!(
+            (counts.dirty, counts.writing, on.machine.counter(Counter::FileDirty)),
+            match changes {
+                Changes::ToStore => (0, 0, 0),
+                Changes::InMemory => (counts.dirty, 0, 0),
+            }
+        );
         let files = on.sim.hardware().files();
         while files.finish_any(on.machine).is_some() {}
         assert_eq!(files.writes_under_way(), 0);
@@ -107,12 +123,20 @@ fn run(seed: u64, schedule: Schedule, load: Load) {
 /// write, reclaim and cut off meanwhile.
 #[test]
 fn writes_race_writeback_reclaim_and_truncation() {
-    (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 10, rounds: 60 }));
+    (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 10, rounds: 60 }, Changes::ToStore));
+}
+
+/// A program finds its writes to a file whose changes stay in memory, and the storage is not
+/// written, whatever other CPUs write, reclaim and cut off meanwhile.
+#[test]
+fn writes_in_memory_race_reclaim_and_truncation() {
+    (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 10, rounds: 60 }, Changes::InMemory));
 }
 
 /// The same under deterministic schedules.
 #[cfg(feature = "shuttle")]
 #[test]
 fn writes_race_writeback_reclaim_and_truncation_in_schedules() {
-    in_schedules(|seed| run(seed, Schedule::Shuttle, Load { pages: 2, rounds: 6 }));
+    in_schedules(|seed| run(seed, Schedule::Shuttle, Load { pages: 2, rounds: 6 }, Changes::ToStore));
+    in_schedules(|seed| run(seed, Schedule::Shuttle, Load { pages: 2, rounds: 6 }, Changes::InMemory));
 }

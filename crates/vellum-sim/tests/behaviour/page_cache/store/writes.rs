@@ -44,7 +44,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
     }
 
     /// Loads the first word of a page as a program of the space, after it was read if necessary.
-    fn read_word(&self, page: u64) -> u64 {
+    pub(super) fn read_word(&self, page: u64) -> u64 {
         loop {
             match self.on.cpu.enter(&self.space).load_u64(BASE + page * self.on.page) {
                 Ok(word) => return word,
@@ -56,7 +56,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
         }
     }
 
-    fn store(&self, page: u64, word: u64) {
+    pub(super) fn store(&self, page: u64, word: u64) {
         self.store_in(&self.space, page, word);
     }
 
@@ -65,7 +65,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
         self.write_back(&mut Writeback::start(0..u64::MAX)).unwrap();
     }
 
-    fn write_back(&self, pass: &mut Writeback) -> Result<(), ObjectError> {
+    pub(super) fn write_back(&self, pass: &mut Writeback) -> Result<(), ObjectError> {
         write_back(&[&self.space][..], &self.object, pass)
     }
 
@@ -84,7 +84,7 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
     }
 
     /// Returns the numbers of dirty pages, and of pages that are being written.
-    fn dirty(&self) -> (u64, u64) {
+    pub(super) fn dirty(&self) -> (u64, u64) {
         let counts = self.object.page_counts();
         (counts.dirty, counts.writing)
     }
