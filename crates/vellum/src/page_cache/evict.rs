@@ -43,15 +43,29 @@ impl<P: Platform> Object<'_, P> {
                 start_write(self, frame);
             });
         }
-        let mut rest = folios.clone();
-        while drop_batch(self, &mut rest, ends_wanted) {
-            resched();
-        }
+        drop_unused(self, folios.clone(), ends_wanted, |_| 0, |_| ());
         if has_dirty && changes == Changes::InMemory {
             // Those that were dropped have no page in the index any more, and are passed over.
             folios.filter(|(_, frame)| has_dirty_pages(self, frame)).try_for_each(&mut swap_out)?;
         }
         Ok(())
+    }
+}
+
+/// Drops those of some isolated folios of an object with a store whose contents the storage has and
+/// which have no use but that of the object, the isolation, and as many PTEs as `cleared` returns
+/// for the folio: the caller has cleared these and flushed, and the folio's counts have them still.
+/// A folio for which that is not 0 is passed to `dropped` when it is dropped, and keeps its counts:
+/// the caller frees it whatever they are. Drops no folio of another object. No lock is held.
+pub(crate) fn drop_unused<'f, P: Platform>(
+    object: &Object<'_, P>,
+    mut folios: impl Iterator<Item = (Pfn, &'f Frame)>,
+    ends_wanted: bool,
+    cleared: impl Fn(&Frame) -> u32,
+    dropped: impl Fn(&Frame),
+) {
+    while drop_batch(object, &mut folios, ends_wanted, (&cleared, &dropped)) {
+        object.machine.platform().resched();
     }
 }
 
@@ -78,7 +92,7 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
             continue;
         }
         drop(state);
-        drop_batch(object, &mut core::iter::once((head, frame)), true);
+        drop_batch(object, &mut core::iter::once((head, frame)), true, (|_| 0, |_| ()));
         machine.put_folio(head, 1, 0);
         page = folio.end.max(page);
         machine.platform().resched();
@@ -109,13 +123,14 @@ fn pages_of<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> Range<u64> {
 
 /// Removes the first of these folios, to each of which the caller has a reference, from an object
 /// with a store (Linux: `__remove_mapping`). Their contents are in the host's storage. Leaves those
-/// that have dirty pages, that a PTE maps, or to which there are other references, and all while
-/// the object's gate is closed (INV-21). Returns whether there may be more folios. Takes the
-/// object's lock.
+/// that have dirty pages, that a PTE maps, except as many as `cleared` returns, or to which there
+/// are other references, and all while the object's gate is closed (INV-21). Returns whether there
+/// may be more folios. Takes the object's lock.
 fn drop_batch<'f, P: Platform>(
     object: &Object<'_, P>,
     folios: &mut impl Iterator<Item = (Pfn, &'f Frame)>,
     ends_wanted: bool,
+    (cleared, on_drop): (impl Fn(&Frame) -> u32, impl Fn(&Frame)),
 ) -> bool {
     let (machine, frames) = (object.machine, object.machine.frames());
     let page_order = object.head().page_order;
@@ -124,23 +139,29 @@ fn drop_batch<'f, P: Platform>(
     }
     let (mut nodes, mut dropped) = (FreedNodes::new(), ArrayVec::<_, MAX_BATCH>::new());
     let mut state = object.lock();
-    let mut tried = 0;
+    let (mut tried, mut pages) = (0, 0);
     for (head, frame) in folios.take(MAX_BATCH) {
         tried += 1;
         // Other CPUs take references to the object's pages under its lock only, and those that find
         // the folio in another way do not use its contents.
+        let maps = cleared(frame);
         let is_unshared = |present| {
-            frame.counts() == Counts { refs: present + 1, maps: 0 } && allows(machine.platform(), FailPoint::Unpinned)
+            frame.counts() == Counts { refs: present + 1 + maps, maps }
+                && allows(machine.platform(), FailPoint::Unpinned)
         };
         let of_folio = (head, 1 << page_order, ends_wanted);
         let removed = state.index.remove_clean(frames, pages_of(object, frame), of_folio, is_unshared, &mut nodes);
         if removed > 0 {
             mapping::clear_object(frame);
-            dropped.push((head, frame, removed));
+            pages += u64::from(removed);
+            if maps > 0 {
+                on_drop(frame);
+            } else {
+                dropped.push((head, frame, removed));
+            }
         }
     }
     drop(state);
-    let pages: u64 = dropped.iter().map(|(_, _, removed)| u64::from(*removed)).sum();
     machine.count(object.head().pages_counter(), (pages << page_order).wrapping_neg());
     dropped.into_iter().for_each(|(head, frame, removed)| machine.put_refs(head, frame, removed));
     remove::free_nodes(machine, nodes);

@@ -71,6 +71,7 @@ mod write_errors;
 
 pub use error::ObjectError;
 pub use evict::drop_clean;
+pub(crate) use evict::drop_unused;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use overwrite::Overwrite;
 pub use page::ObjectPage;

@@ -14,7 +14,7 @@ use crate::table::{Found, LockedTable, MAX_RUNS_PER_HOLD, Run, ahead};
 use crate::tlb::Gather;
 use crate::vma::{State, Vma};
 
-use super::{Change, Pieces, Ptes};
+use super::{Change, Pieces};
 
 /// A callback that returns whether an operation goes on with the next piece now.
 pub(in crate::space) type More<'a> = &'a mut dyn FnMut() -> bool;
@@ -84,15 +84,21 @@ impl<'m, P: Platform> Pieces<'_, 'm, P> {
     }
 
     /// Calls `act`, with no lock held, for each part of `rest` that one page table of the lowest
-    /// level translates, unless all PTEs of the part are empty. If `act` returns false, the visit
-    /// ends and `rest` becomes empty.
+    /// level, or one huge PTE, translates. If `act` returns false, the visit ends and `rest`
+    /// becomes empty.
     pub(in crate::space) fn each_table(self, rest: &mut Rest, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
         let shift = self.arch().level_shift(2);
-        while let Some(at) = Ptes::of(self.space).next_run(rest.left, |_| true) {
-            let part = rest.left.around(at, shift);
-            rest.left = rest.left.tail(part.end);
-            if !act(part) {
-                break;
+        while !rest.left.is_empty() {
+            match self.tables().find(rest.left) {
+                Found::Hole(end) => rest.left = rest.left.tail(end),
+                Found::Table(table) => {
+                    table.release();
+                    let part = rest.left.around(rest.left.start, shift);
+                    rest.left = rest.left.tail(part.end);
+                    if !act(part) {
+                        break;
+                    }
+                }
             }
             self.platform().resched();
             if !more() {

@@ -20,6 +20,10 @@ const LOCKED: u64 = 1 << 63;
 /// and the TLBs are flushed. `putback` then frees the folio, although its refcount and mapcount
 /// still include the PTEs that were cleared.
 const UNMAPPED: u64 = 1 << 62;
+/// Bit 61 of `isolated_by`: the PTEs of the only run that mapped this folio of an object were
+/// cleared, and its refcount and mapcount still include them. The folio is marked as [`UNMAPPED`]
+/// when its object drops it.
+const CLEARED: u64 = 1 << 61;
 
 /// The number of a batch of isolated folios, which the descriptor of each folio in it holds.
 #[derive(Clone, Copy)]
@@ -65,9 +69,38 @@ impl IsolationBatch {
         frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
     }
 
+    /// Marks a folio of an object whose PTEs, all in one run, are cleared. The caller flushes, has
+    /// the object drop the folio ([`drop_unused`](crate::page_cache::drop_unused)), and ends the
+    /// mark of a folio that it does not drop ([`IsolationBatch::end_cleared`]).
+    #[inline]
+    pub(super) fn set_cleared(self, frame: &Frame) {
+        frame.set_isolated_by(self.0 | CLEARED);
+    }
+
+    /// Returns the number of cleared PTEs that the counts of a folio still include.
+    #[inline]
+    pub(super) fn cleared(self, frame: &Frame) -> u32 {
+        if frame.isolated_by() == self.0 | CLEARED { 1 << frame.order() } else { 0 }
+    }
+
+    /// Ends the mark of [`IsolationBatch::set_cleared`]: drops the references and mappings of the
+    /// cleared PTEs.
+    #[cold]
+    pub(super) fn end_cleared<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) {
+        let cleared = self.cleared(frame);
+        frame.set_isolated_by(self.0);
+        machine.put_folio(head, cleared, cleared);
+    }
+
+    /// Returns whether [`IsolationBatch::putback`] frees a folio whatever its counts are.
+    #[inline]
+    pub(super) fn is_dropped(self, frame: &Frame) -> bool {
+        frame.isolated_by() == self.0 | UNMAPPED
+    }
+
     /// Returns whether no space maps a folio of this batch any more.
     pub(crate) fn is_unmapped(self, frame: &Frame) -> bool {
-        frame.isolated_by() == self.0 | UNMAPPED || frame.counts().maps == 0
+        self.is_dropped(frame) || frame.counts().maps == 0
     }
 
     /// Marks a folio as mapped by a locked VMA, if it is in this batch.
@@ -106,7 +139,7 @@ impl IsolationBatch {
     /// folio any more. If the folio is in the swap cache, removes it from there.
     #[inline]
     fn is_unused<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
-        if frame.isolated_by() == self.0 | UNMAPPED {
+        if self.is_dropped(frame) {
             return true;
         }
         let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };

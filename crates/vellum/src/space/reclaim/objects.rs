@@ -1,14 +1,19 @@
 //! Pages out folios of page-cache objects that only this space maps.
 
+use core::cell::Cell;
+
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn};
-use crate::arch::{Kind, UserRange};
+use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::{Frame, flag};
 use crate::memcg::LruList;
-use crate::page_cache::Object;
+use crate::page_cache::{Object, drop_unused};
 use crate::platform::Platform;
+use crate::stats::SpaceCounter;
 use crate::table::{Found, MAX_RUNS_PER_HOLD};
+use crate::tlb::Gather;
+use crate::vma::{State, VmaFlags};
 
 use super::{ISOLATION_BATCH, IsolationBatch, Pageout, Rmap};
 
@@ -21,27 +26,19 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         while at < range.end {
             let (start, isolated) = (at, IsolationBatch::new(machine));
             let mut folios = ArrayVec::<(Pfn, &Frame), ISOLATION_BATCH>::new();
-            while at < range.end && !folios.is_full() {
-                at = self.isolate_objects(range.tail(at), isolated, &mut folios);
-                machine.platform().resched();
+            let mut mapped = false;
+            {
+                let _pending = self.tables().tlb.set_reclaim_flush_pending();
+                let mut gather = self.space.gather(range.tail(at));
+                while at < range.end && !folios.is_full() {
+                    at = self.isolate_objects(range.tail(at), isolated, &mut folios, (&mut gather, &mut mapped));
+                    machine.platform().resched();
+                }
             }
-            if !folios.is_empty() {
+            if mapped {
                 Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
             }
-            let mut rest = folios.iter().filter(|(_, frame)| !isolated.is_locked(frame)).copied().peekable();
-            let mut has_room = true;
-            while let Some((_, frame)) = rest.peek()
-                && has_room
-            {
-                let Some(object) = Object::from_folio(machine, frame) else {
-                    // Another CPU has removed it from its object.
-                    rest.next();
-                    continue;
-                };
-                let count = rest.clone().take_while(|(_, frame)| object.owns(frame)).count().max(1);
-                has_room = object.evict(rest.clone().take(count), true).is_ok();
-                rest.by_ref().take(count).for_each(drop);
-            }
+            let has_room = self.evict(isolated, &folios);
             isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
             if !has_room {
                 return;
@@ -50,14 +47,58 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         }
     }
 
+    /// Takes folios that are isolated, and not mapped any more, out of their objects. Returns false
+    /// if there is no room in swap; then some folios were not tried. No lock is held.
+    fn evict(self, isolated: IsolationBatch, folios: &[(Pfn, &Frame)]) -> bool {
+        let machine = self.machine();
+        let mut rest = folios.iter().filter(|(_, frame)| !isolated.is_locked(frame)).copied().peekable();
+        let mut has_room = true;
+        while let Some((head, frame)) = rest.peek().copied() {
+            let Some(object) = Object::from_folio(machine, frame) else {
+                // Another CPU has removed it from its object.
+                if isolated.cleared(frame) > 0 {
+                    isolated.end_cleared(machine, head, frame);
+                }
+                rest.next();
+                continue;
+            };
+            let count = rest.clone().take_while(|(_, frame)| object.owns(frame)).count().max(1);
+            let of_object = rest.clone().take(count);
+            let cleared = of_object.clone().filter(|(_, frame)| isolated.cleared(frame) > 0);
+            let dropped = Cell::new(0);
+            drop_unused(
+                &object,
+                cleared.clone(),
+                true,
+                |frame| isolated.cleared(frame),
+                |frame| {
+                    isolated.set_unmapped(frame, true);
+                    dropped.set(dropped.get() + 1);
+                },
+            );
+            if dropped.get() < count {
+                cleared.for_each(|(head, frame)| isolated.end_cleared(machine, head, frame));
+                let left = of_object.filter(|(_, frame)| !isolated.is_dropped(frame));
+                has_room = has_room && object.evict(left, true).is_ok();
+            }
+            rest.by_ref().take(count).for_each(drop);
+        }
+        has_room
+    }
+
     /// Isolates the folios of objects that PTEs of one page table, the first in `range`, map and no
     /// other PTEs do. Adds these folios to the batch `isolated` and to `folios`, and stops when
     /// `folios` is full. Returns the end of the part of `range` that was searched.
+    ///
+    /// The PTEs of folios of an object with a store are cleared here, and noted for the flush in
+    /// `gather`: the folios' counts still include them ([`IsolationBatch::set_cleared`]). Sets
+    /// `mapped` if there are other folios.
     fn isolate_objects(
         self,
         range: UserRange,
         isolated: IsolationBatch,
         folios: &mut ArrayVec<(Pfn, &'m Frame), ISOLATION_BATCH>,
+        (gather, mapped): (&mut Gather<'_, 'm, P>, &mut bool),
     ) -> u64 {
         let (arch, machine) = (self.arch(), self.machine());
         let vmas = self.space.read();
@@ -69,8 +110,9 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
         };
+        let may_clear = vma.state == State::Live && !vma.flags.contains(VmaFlags::LOCKED);
         let end = table.hold_end(part);
-        let (mut at, mut runs) = (part.start, 0);
+        let (mut at, mut runs, mut cleared) = (part.start, 0, 0);
         while at < end
             && runs < MAX_RUNS_PER_HOLD
             && folios.remaining_capacity() > 0
@@ -81,21 +123,45 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             if run.kind != Kind::Leaf || machine.zero_folio().contains(run.pfn(arch)) {
                 continue;
             }
-            let mut folio_start = run.va;
+            let may_clear = may_clear && Rmap::of(self.space).is_redundant(vma, &run);
+            let shift = arch.level_shift(run.level) - FRAME_SHIFT;
+            // The frames of the run that were searched, and the first of them whose PTE is not
+            // cleared although it may be.
+            let (mut searched, mut first) = (0, 0);
+            let mut clear = |frames: core::ops::Range<u32>| {
+                if !frames.is_empty() {
+                    let part =
+                        run.part(arch, (frames.start >> shift) as usize, (frames.len() as u32 >> shift) as usize);
+                    gather.note(table.take_run(&part).isolated(), table.shift());
+                    cleared += i64::from(frames.end - frames.start);
+                }
+            };
             for (head, frame, pages) in machine.frames().folios(run.pfn(arch), run.frames(arch)) {
                 if folios.is_full() {
-                    at = folio_start;
+                    at = run.va + (u64::from(searched) << FRAME_SHIFT);
                     break;
                 }
-                folio_start += u64::from(pages) << FRAME_SHIFT;
                 let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
-                if frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::evictable(frame)) {
+                let is_isolated =
+                    frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::evictable(frame));
+                if is_isolated {
                     isolated.add(frame);
                     folios.push((head, frame));
                 }
+                let clears = is_isolated && may_clear && frame.has(flag::FILE);
+                if clears {
+                    isolated.set_cleared(frame);
+                } else {
+                    clear(first..searched);
+                    first = searched + pages;
+                    *mapped |= is_isolated;
+                }
+                searched += pages;
             }
+            clear(first..searched);
         }
-        table.release();
+        self.tables().slot().add(SpaceCounter::File, -cleared);
+        table.unlock(gather);
         at.max(part.start)
     }
 }

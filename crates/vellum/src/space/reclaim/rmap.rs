@@ -97,7 +97,7 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
 
     /// Returns whether the PTEs of a run can be cleared without loss: the VMA is not registered
     /// with a userfaultfd, and, if soft-dirty tracking covers it, the PTEs are not soft-dirty.
-    fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
+    pub(super) fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
         let mut recorded = VmaFlags::UFFD_FLAGS;
         recorded.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
         !vma.flags.intersects(recorded)

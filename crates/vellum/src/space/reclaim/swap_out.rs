@@ -25,8 +25,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// time.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
-            self.pageout(&[*part], None, None);
+            // These first, as the other walk then finds no PTEs of theirs.
             self.pageout_objects(part);
+            self.pageout(&[*part], None, None);
             true
         });
     }

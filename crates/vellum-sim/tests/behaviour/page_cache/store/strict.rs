@@ -20,6 +20,7 @@ in_every_format! {
     clean_pages_are_dropped_and_read_again => dropped,
     a_page_that_an_access_waits_for_survives_one_reclaim => wanted,
     pages_with_references_are_not_dropped => held,
+    pages_in_use_survive_madv_pageout => paged_out,
     no_page_is_added_behind_the_end_of_a_file => refused,
     a_stream_waits_for_its_first_page_alone => ahead,
     reads_ahead_use_large_folios_and_stop_at_the_end => folios,
@@ -264,6 +265,42 @@ fn held<A: Silicon>(arch: A) {
         drop(page);
         file.reclaim_all();
         assert_eq!(file.object.resident(), 0);
+    });
+}
+
+/// `MADV_PAGEOUT` unmaps pages of a file and drops them, but for those with a reference of the
+/// host, those that another space maps and those that are dirty: these stay, with their contents
+/// and with all counts as before.
+fn paged_out<A: Silicon>(arch: A) {
+    with_file(arch, |file| {
+        let (page, all) = (file.on.page, 41 * file.on.page);
+        let read = |of: u64| {
+            while let Err(Fault::Handler(FaultError::Pending(_))) = file.load(of, 0) {
+                file.finish();
+            }
+        };
+        (0..41).for_each(read);
+        let held = file.object.page(2).unwrap();
+        let other = file.on.space();
+        super::fixture::map(file.on, &other, &file.object, MapFlags::empty());
+        assert!(file.on.cpu.enter(&other).load_u64(BASE + 18 * page).is_ok());
+        file.object.page(34).unwrap().iter().for_each(|page| _ = page.write(0, &7u64.to_ne_bytes()));
+        file.object.mark_dirty(34..35);
+        let pageout = || file.space.advise(BASE, all, Advise::PageOut).unwrap();
+        pageout();
+        let stays = |of: u64| file.object.has_page(of);
+        assert!(stays(2) && stays(18) && stays(34), "{:?}", [2, 18, 34].map(stays));
+        assert_eq!((file.files.writes_under_way(), file.word(34)), (1, Ok(Some(7))), "the dirty page is written");
+        drop(held);
+        file.files.finish_any_write(file.on.machine);
+        drop(other);
+        for _ in 0..2 {
+            (0..41).for_each(read);
+            pageout();
+        }
+        assert_eq!((file.object.resident(), file.space.stats().file), (0, 0));
+        read(34);
+        assert_eq!(file.word(34), Ok(Some(7)));
     });
 }
 
