@@ -161,6 +161,24 @@ static bool mappings_are_populated(void) {
     return good;
 }
 
+static bool drop_caches_drops_clean_pages(void) {
+    static unsigned char present[PAGES];
+    int order = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
+    unsigned char *kept = map(PROT_READ, MAP_SHARED), *at;
+    bool good = order >= 0 && !fsync(fd) && is_filled(kept, 0, SIZE, 13);
+    // Pages that are mapped, and those that are dirty, stay.
+    munmap(kept + 10 * PAGE, SIZE - 10 * PAGE);
+    write_range(40 * PAGE, PAGE, 14);
+    good &= write(order, "1", 1) == 1;
+    at = map(PROT_READ, MAP_SHARED);
+    good &= !mincore(at, SIZE, present) && (present[9] & 1) && (present[40] & 1) && !(present[PAGES - 1] & 1);
+    write_range(40 * PAGE, PAGE, 13);
+    good &= is_filled(at, 0, SIZE, 13);
+    munmap(at, SIZE);
+    munmap(kept, 10 * PAGE);
+    return good && !close(order);
+}
+
 static bool a_read_ends_at_the_end(void) {
     off_t end = lseek(fd, 0, SEEK_END);
     unsigned char bytes[2 * PAGE];
@@ -278,6 +296,7 @@ int main(int argc, char **argv) {
         {"a write ends where memory ends", a_write_ends_where_memory_ends},
         {"vectors are read and written", vectors_are_read_and_written},
         {"mappings are populated", mappings_are_populated},
+        {"drop_caches drops clean pages", drop_caches_drops_clean_pages},
         {"a read ends at the end", a_read_ends_at_the_end},
         {"a forked child shares the mapping", a_forked_child_shares_the_mapping},
         {"calls check their arguments", calls_check_their_arguments},

@@ -3,7 +3,7 @@
 //! A setting that is fixed here accepts only its present value. A program that saves and restores
 //! it succeeds; a program that changes it gets an error.
 
-use crate::files::shm;
+use crate::files::{contents, shm};
 use crate::mem::reclaim;
 use crate::task::{count, process as processes};
 use alloc::boxed::Box;
@@ -28,7 +28,7 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
     Setting { name, value: AtomicU64::new(value), least, most }
 }
 
-/// The numbers of `vm`. Most configure writeback and have no effect: nothing is written back.
+/// The numbers of `vm`. Those of writeback have no effect.
 static MEMORY: [Setting; 18] = [
     setting("compaction_proactiveness", 20, 0, 100),
     setting("dirty_background_ratio", 10, 0, 100),
@@ -51,7 +51,8 @@ static MEMORY: [Setting; 18] = [
     setting("watermark_scale_factor", 10, 1, 3000),
 ];
 
-/// Files of `vm` that accept writes without effect: no caches to drop, no huge page pool.
+/// Files of `vm` whose value stays when they are written: one is an order, the others have no huge
+/// page pool.
 const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
 
 static KERNEL: [Setting; 13] = [
@@ -153,15 +154,21 @@ fn apply() {
 fn number(directory: &Arc<PseudoDirectory>, setting: &'static Setting) -> Result<(), Errno> {
     let make: Show = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
     let take: Store = Box::new(|value| {
-        let value = parse::number(value)?;
+        let value = parse::number::<u64>(value)?;
         if !(setting.least..=setting.most).contains(&value) {
             return Err(Errno::EINVAL);
         }
         if !STAYS.contains(&setting.name) {
             setting.value.store(value, Relaxed);
         }
-        if setting.name == "max_map_count" {
-            apply();
+        match setting.name {
+            "max_map_count" => apply(),
+            // Bit 1 would drop inodes and names, which stay as long as their file system is
+            // mounted.
+            "drop_caches" if value & 1 != 0 => {
+                contents::all_stored().for_each(|contents| contents.drop_clean(0..u64::MAX));
+            }
+            _ => {}
         }
         Ok(())
     });
