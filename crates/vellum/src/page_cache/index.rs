@@ -10,8 +10,10 @@
 //! Every caller holds the object's lock. Nothing is allocated or freed here: the caller provides
 //! new nodes, and frees the nodes that are removed.
 
+mod clean;
 pub(super) mod dirty;
 mod survey;
+mod swap;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +21,6 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::Frames;
 use crate::platform::Platform;
-use crate::swap::{Slots, SwapRun};
 
 /// log2 of the number of entries of a node.
 const BITS: u32 = 9;
@@ -50,8 +51,6 @@ const DIRTY: u64 = 1 << 5;
 const WRITING: u64 = 1 << 6;
 /// Bit of an entry with a frame number: a PTE may allow writes to the page.
 const WRITABLE: u64 = 1 << 7;
-/// The bits of an entry that record changes of a page which stays in memory or goes to swap.
-const CHANGED: u64 = DIRTY | WRITABLE;
 const DEVICE_SHIFT: u32 = 4;
 
 /// The decoded entry of a page that exists.
@@ -487,204 +486,6 @@ impl Index {
         let end = pages.end.min((last_node_of(page) + 1) * FANOUT);
         let hole = node.entries(&(page..end)).iter().position(|entry| entry.load(Relaxed) == 0);
         hole.map_or(NextHole::NotBelow(end), |hole| NextHole::At(page + hole as u64))
-    }
-
-    /// Marks pages as under writeback to a swap device. Each page has `step` frames, and `first` is
-    /// the first frame of the first of `pages`. Marks only those of `pages` that are in memory in
-    /// these frames and not under writeback yet. Returns the number of pages that were marked.
-    pub(super) fn begin_writeback<P: Platform>(
-        &self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        first: Pfn,
-        step: u32,
-    ) -> u32 {
-        let mut under_writeback = 0;
-        self.for_each_word(frames, pages, first, step, |word, plain| {
-            let found = word.load(Relaxed);
-            if found & !CHANGED == plain {
-                word.store(found | WRITEBACK, Relaxed);
-                under_writeback += 1;
-            }
-        });
-        under_writeback
-    }
-
-    /// Ends the read of `pages`, all of which have their entries in one node. Each page has `step`
-    /// frames, and `first` is the first frame of the first page. Those of the pages that are still
-    /// being read into these frames are in memory from now on, and, with `dirty`, differ from the
-    /// storage. Returns the number of pages that are dirty now.
-    pub(super) fn end_read<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        (first, step): (Pfn, u32),
-        dirty: bool,
-    ) -> u64 {
-        let (mark, mut dirtied) = (if dirty { DIRTY } else { 0 }, 0);
-        self.for_each_word(frames, pages, first, step, |word, plain| {
-            let found = word.load(Relaxed);
-            if found & !WANTED == plain | READING {
-                word.store(found & !READING | mark, Relaxed);
-                dirtied += u64::from(dirty);
-            }
-        });
-        self.counts.dirty += dirtied;
-        dirtied
-    }
-
-    /// Removes those of `pages`, all of which have their entries in one node, that are in memory in
-    /// these frames. Each page has `step` frames, and `first` is the first frame of the first page.
-    /// `may_remove` gets their number, and returns whether they may be removed. If a CPU wants one
-    /// of them, none is removed, and, with `ends_wanted`, none counts as wanted any more. Adds
-    /// nodes that became empty to `freed`. Returns the number of pages that were removed.
-    pub(super) fn remove_clean<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        (first, step, ends_wanted): (Pfn, u32, bool),
-        may_remove: impl FnOnce(u32) -> bool,
-        freed: &mut FreedNodes,
-    ) -> u32 {
-        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
-        let entries = node.entries(&pages);
-        if are_in_a_row(entries, frame_word(first), step, 0) && node.live_count() > entries.len() as u32 {
-            let count = entries.len() as u32;
-            if !may_remove(count) {
-                return 0;
-            }
-            for_each_entry(entries, |entry| entry.store(0, Relaxed));
-            frames.frame(node.at).link(1).store(node.live_count() - count, Relaxed);
-            self.pages -= u64::from(count);
-            return count;
-        }
-        let plains = || (0..).map(|i| frame_word(first.add(i * step)));
-        let (mut count, mut wanted, mut last) = (0, false, pages.start);
-        for ((page, word), plain) in (pages.start..).zip(node.entries(&pages)).zip(plains()) {
-            let found = word.load(Relaxed);
-            if found & !WANTED == plain {
-                (count, last) = (count + 1, page);
-                if found & WANTED != 0 {
-                    wanted = true;
-                    word.store(if ends_wanted { plain } else { found }, Relaxed);
-                }
-            }
-        }
-        if count == 0 || wanted || !may_remove(count) {
-            return 0;
-        }
-        // The last page of a node is removed as a page is, with the nodes that are empty then.
-        let live = node.live_count();
-        let is_last = live == count;
-        let cleared = if is_last { pages.start..last } else { pages };
-        for (word, plain) in node.entries(&cleared).iter().zip(plains()) {
-            if word.load(Relaxed) == plain {
-                word.store(0, Relaxed);
-            }
-        }
-        let cleared = count - u32::from(is_last);
-        frames.frame(node.at).link(1).store(live - cleared, Relaxed);
-        self.pages -= u64::from(cleared);
-        if is_last {
-            self.remove(frames, last, freed);
-        }
-        count
-    }
-
-    /// Marks a page that is under writeback or being read as wanted, so that
-    /// [`Index::end_writeback`] and [`Index::remove_clean`] leave it in memory.
-    pub(super) fn mark_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
-        if let Some(node) = self.last_node(frames, page) {
-            let entry = node.get(index_at(page, 0));
-            if entry & (WRITEBACK | READING) != 0 {
-                node.entry(index_at(page, 0)).store(entry | WANTED, Relaxed);
-            }
-        }
-    }
-
-    /// Ends the mark of [`Index::mark_wanted`] of a page that is in memory.
-    pub(super) fn clear_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
-        if let Some(node) = self.last_node(frames, page) {
-            let entry = node.get(index_at(page, 0));
-            if entry & (FRAME | WANTED) == FRAME | WANTED {
-                node.entry(index_at(page, 0)).store(entry & !WANTED, Relaxed);
-            }
-        }
-    }
-
-    /// Ends writeback of `pages`. Each page has `step` frames, and `first` is the first frame of
-    /// the first page. If `slots` is given and no CPU wants any of the pages, swap entries that
-    /// name these slots in order replace the frames. Otherwise the pages stay in memory.
-    ///
-    /// Calls `ended` for each page, with the page's index in `pages` and whether the page is
-    /// swapped out now; a page that was removed from the object during writeback is not. Returns
-    /// whether a CPU wanted a page ([`Index::mark_wanted`]).
-    pub(super) fn end_writeback<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        (first, step): (Pfn, u32),
-        slots: Option<SwapRun>,
-        mut ended: impl FnMut(u32, bool),
-    ) -> bool {
-        let mut wanted = false;
-        self.for_each_word(frames, pages.clone(), first, step, |word, plain| {
-            wanted |= word.load(Relaxed) & !CHANGED == plain | WRITEBACK | WANTED;
-        });
-        let slots = slots.filter(|_| !wanted);
-        let (mut at, mut swapped, mut dirty) = (0, 0, 0);
-        self.for_each_word(frames, pages, first, step, |word, plain| {
-            let found = word.load(Relaxed);
-            let under_writeback = found & !(WANTED | CHANGED) == plain | WRITEBACK;
-            if under_writeback {
-                let slot = |run: SwapRun| swap_word(run.device, run.slots.first + at * step);
-                word.store(slots.map_or(found & !(WRITEBACK | WANTED), slot), Relaxed);
-            }
-            let is_swapped = under_writeback && slots.is_some();
-            swapped += u64::from(is_swapped);
-            dirty += u64::from(is_swapped && found & DIRTY != 0);
-            ended(at, is_swapped);
-            at += 1;
-        });
-        self.swapped += swapped;
-        self.counts.dirty -= dirty;
-        wanted
-    }
-
-    /// Returns the swap slots of `pages`, if all the pages are on one device in consecutive slots,
-    /// `step` slots for each page.
-    pub(super) fn swap_run<P: Platform>(
-        &self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        step: u32,
-    ) -> Option<SwapRun> {
-        let node = self.last_node(frames, pages.start)?;
-        let Some(Entry::Swapped { device, slot: first }) = Entry::decode(node.get(index_at(pages.start, 0))) else {
-            return None;
-        };
-        let count = (pages.end - pages.start) as u32;
-        let at = |i: u32| node.get(index_at(pages.start + u64::from(i), 0));
-        let is_contiguous = (1..count).all(|i| at(i) == swap_word(device, first + i * step));
-        is_contiguous.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
-    }
-
-    /// Replaces the swap entries of `pages` by frames, and, with `dirty`, marks the pages as dirty.
-    /// Each page has `step` frames, and `first` is the first frame of the first page.
-    pub(super) fn swap_in<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        pages: Range<u64>,
-        (first, step): (Pfn, u32),
-        dirty: bool,
-    ) {
-        let (count, mark) = (pages.end - pages.start, if dirty { DIRTY } else { 0 });
-        self.swapped -= count;
-        self.counts.dirty += if dirty { count } else { 0 };
-        self.for_each_word(frames, pages, first, step, |word, plain| {
-            debug_assert!(word.load(Relaxed) & SWAP != 0);
-            word.store(plain | mark, Relaxed);
-        });
     }
 
     /// Calls `f` for each of `pages`, all of which have their entries in one node. Passes the

@@ -1,0 +1,116 @@
+//! Pages that the storage has: those that were read, those that a CPU waits for, and those that are
+//! dropped.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    DIRTY, FRAME, FreedNodes, Index, READING, WANTED, WRITEBACK, are_in_a_row, for_each_entry, frame_word, index_at,
+};
+use crate::addr::Pfn;
+use crate::frame::Frames;
+use crate::platform::Platform;
+
+impl Index {
+    /// Ends the read of `pages`, all of which have their entries in one node. Each page has `step`
+    /// frames, and `first` is the first frame of the first page. Those of the pages that are still
+    /// being read into these frames are in memory from now on, and, with `dirty`, differ from the
+    /// storage. Returns the number of pages that are dirty now.
+    pub(in crate::page_cache) fn end_read<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step): (Pfn, u32),
+        dirty: bool,
+    ) -> u64 {
+        let (mark, mut dirtied) = (if dirty { DIRTY } else { 0 }, 0);
+        self.for_each_word(frames, pages, first, step, |word, plain| {
+            let found = word.load(Relaxed);
+            if found & !WANTED == plain | READING {
+                word.store(found & !READING | mark, Relaxed);
+                dirtied += u64::from(dirty);
+            }
+        });
+        self.counts.dirty += dirtied;
+        dirtied
+    }
+
+    /// Removes those of `pages`, all of which have their entries in one node, that are in memory in
+    /// these frames. Each page has `step` frames, and `first` is the first frame of the first page.
+    /// `may_remove` gets their number, and returns whether they may be removed. If a CPU wants one
+    /// of them, none is removed, and, with `ends_wanted`, none counts as wanted any more. Adds
+    /// nodes that became empty to `freed`. Returns the number of pages that were removed.
+    pub(in crate::page_cache) fn remove_clean<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step, ends_wanted): (Pfn, u32, bool),
+        may_remove: impl FnOnce(u32) -> bool,
+        freed: &mut FreedNodes,
+    ) -> u32 {
+        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
+        let entries = node.entries(&pages);
+        if are_in_a_row(entries, frame_word(first), step, 0) && node.live_count() > entries.len() as u32 {
+            let count = entries.len() as u32;
+            if !may_remove(count) {
+                return 0;
+            }
+            for_each_entry(entries, |entry| entry.store(0, Relaxed));
+            frames.frame(node.at).link(1).store(node.live_count() - count, Relaxed);
+            self.pages -= u64::from(count);
+            return count;
+        }
+        let plains = || (0..).map(|i| frame_word(first.add(i * step)));
+        let (mut count, mut wanted, mut last) = (0, false, pages.start);
+        for ((page, word), plain) in (pages.start..).zip(node.entries(&pages)).zip(plains()) {
+            let found = word.load(Relaxed);
+            if found & !WANTED == plain {
+                (count, last) = (count + 1, page);
+                if found & WANTED != 0 {
+                    wanted = true;
+                    word.store(if ends_wanted { plain } else { found }, Relaxed);
+                }
+            }
+        }
+        if count == 0 || wanted || !may_remove(count) {
+            return 0;
+        }
+        // The last page of a node is removed as a page is, with the nodes that are empty then.
+        let live = node.live_count();
+        let is_last = live == count;
+        let cleared = if is_last { pages.start..last } else { pages };
+        for (word, plain) in node.entries(&cleared).iter().zip(plains()) {
+            if word.load(Relaxed) == plain {
+                word.store(0, Relaxed);
+            }
+        }
+        let cleared = count - u32::from(is_last);
+        frames.frame(node.at).link(1).store(live - cleared, Relaxed);
+        self.pages -= u64::from(cleared);
+        if is_last {
+            self.remove(frames, last, freed);
+        }
+        count
+    }
+
+    /// Marks a page that is under writeback or being read as wanted, so that
+    /// [`Index::end_writeback`] and [`Index::remove_clean`] leave it in memory.
+    pub(in crate::page_cache) fn mark_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
+        if let Some(node) = self.last_node(frames, page) {
+            let entry = node.get(index_at(page, 0));
+            if entry & (WRITEBACK | READING) != 0 {
+                node.entry(index_at(page, 0)).store(entry | WANTED, Relaxed);
+            }
+        }
+    }
+
+    /// Ends the mark of [`Index::mark_wanted`] of a page that is in memory.
+    pub(in crate::page_cache) fn clear_wanted<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
+        if let Some(node) = self.last_node(frames, page) {
+            let entry = node.get(index_at(page, 0));
+            if entry & (FRAME | WANTED) == FRAME | WANTED {
+                node.entry(index_at(page, 0)).store(entry & !WANTED, Relaxed);
+            }
+        }
+    }
+}
