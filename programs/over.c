@@ -93,7 +93,13 @@ int main(int argc, char **argv) {
         press(pressure);
     check(reader, bytes, true, "after pressure");
 
-    // What is cut off is gone, also if the file grows again.
+    // A hole is punched, as on Linux, or refused, and then nothing is lost.
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)half, (off_t)(bytes - half)) != 0)
+        check(reader, bytes, true, "after the refusal of a hole");
+    else if (!is_zero(map + half, bytes - half))
+        errno = 0, die("there are bytes in the hole");
+
+    // After a cut the file has zeros there, also when it grows again.
     if (ftruncate(fd, (off_t)half) != 0 || ftruncate(fd, (off_t)bytes) != 0)
         die("truncating");
     check(reader, half / LINE * LINE, true, "before the cut");

@@ -16,7 +16,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::Refused;
-use vellum::page_cache::{Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean};
+use vellum::page_cache::{
+    Changes, Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean,
+};
 use vellum::space;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
@@ -534,12 +536,16 @@ impl Pages for ObjectContents {
     }
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        self.punch_object(bytes.clone())?;
-        let Some(store) = &self.store else { return Ok(()) };
         let whole = bytes.start.next_multiple_of(PAGE)..bytes.end / PAGE * PAGE;
-        if whole.start >= whole.end {
-            return Ok(());
+        let store = self.store.as_ref().filter(|_| whole.start < whole.end);
+        let Some(store) = store else { return self.punch_object(bytes) };
+        if store.changes() == Changes::InMemory {
+            // No write reaches this store, so it is asked first: it may refuse, and the pages in
+            // memory are all that has the changes.
+            store.punch(whole)?;
+            return self.punch_object(bytes);
         }
+        self.punch_object(bytes)?;
         self.settle(pages_of(whole.clone()))?;
         store.punch(whole.clone())?;
         // Pages that were read meanwhile have what the storage had before.
