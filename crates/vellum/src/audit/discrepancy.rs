@@ -138,8 +138,9 @@ pub enum Quantity {
     /// References of an object; the number found is that of its VMAs, each of which holds one
     /// reference.
     ObjectReferences(Pfn),
-    /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages)).
-    ShmemPages,
+    /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages) and
+    /// [`Counter::FilePages`](crate::stats::Counter::FilePages)).
+    ObjectPages,
     /// Frames charged for the own structures of spaces and objects, without folios and page tables.
     Structures,
     /// Pages charged to a memcg and its descendants.
@@ -172,7 +173,7 @@ impl fmt::Display for Quantity {
             Quantity::Vmas(pfn) => write!(f, "VMAs that map the object at {pfn:?}"),
             Quantity::Writers(pfn) => write!(f, "writable shared VMAs of the object at {pfn:?}"),
             Quantity::ObjectReferences(pfn) => write!(f, "references of the object at {pfn:?}, and its VMAs"),
-            Quantity::ShmemPages => f.write_str("pages of all objects"),
+            Quantity::ObjectPages => f.write_str("pages of all objects"),
             Quantity::Structures => f.write_str("charged frames of spaces and objects"),
             Quantity::MemcgCharged(memcg) => write!(f, "pages charged to memcg {}", memcg.number()),
             Quantity::MemcgSwapped(memcg) => write!(f, "pages in swap of memcg {}'s objects", memcg.number()),

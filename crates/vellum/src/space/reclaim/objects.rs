@@ -22,6 +22,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// Stops when there is no room in swap. The caller holds no lock.
     pub(super) fn pageout_objects(self, range: UserRange) {
         let machine = self.machine();
+        self.space.peak.note(&self.tables().slots);
         let mut at = range.start;
         while at < range.end {
             let (start, isolated) = (at, IsolationBatch::new(machine));

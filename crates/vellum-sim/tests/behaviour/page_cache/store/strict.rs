@@ -288,6 +288,7 @@ fn paged_out<A: Silicon>(arch: A) {
         file.object.mark_dirty(34..35);
         let pageout = || file.space.advise(BASE, all, Advise::PageOut).unwrap();
         pageout();
+        assert!(file.space.stats().peak_rss >= all, "the most memory that was mapped");
         let stays = |of: u64| file.object.has_page(of);
         assert!(stays(2) && stays(18) && stays(34), "{:?}", [2, 18, 34].map(stays));
         assert_eq!((file.files.writes_under_way(), file.word(34)), (1, Ok(Some(7))), "the dirty page is written");
