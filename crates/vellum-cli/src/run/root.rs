@@ -60,7 +60,8 @@ impl Root {
                 qemu.arg(format!("virtio-9p-pci,fsdev=root,mount_tag=root,addr={SLOT},disable-legacy=on"));
             }
             Root::Image(_) => {
-                // What the kernel writes, to replay the journal, goes to a temporary file.
+                // QEMU puts the kernel's writes, by which it replays a journal, into a temporary
+                // file.
                 let file = format!("driver=raw,file.driver=file,file.filename={path}");
                 qemu.args(["-drive", &format!("if=none,id=root,snapshot=on,cache=unsafe,{file}"), "-device"]);
                 qemu.arg(format!("virtio-blk-pci,drive=root,addr={SLOT},disable-legacy=on"));

@@ -26,22 +26,19 @@ pub fn init(roots: Roots) -> Result<(), Errno> {
     let names = Namespace::default();
     let cred = FileCredentials::root();
     let view = View { names: &names, root: &above, current: &above, cred: &cred };
-    let directories: [(&[u8], u32); 5] =
-        [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
-    for (path, mode) in directories {
-        if path == b"/dev/shm" && !Arc::ptr_eq(&roots.root, &roots.memory) {
-            // The host's device files are not those of this machine.
-            mount(
-                &view,
-                &Mounting { source: b"tmpfs", on: b"/dev", kind: b"tmpfs", options: b"mode=755", read_only: false },
-            )?;
-        }
-        match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
-            Ok(()) => {}
-            Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode)?,
-            Err(error) => return Err(error),
-        }
+    let make = |path, mode| match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
+        Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode),
+        made => made,
+    };
+    make(b"/dev", 0o755)?;
+    if !Arc::ptr_eq(&roots.root, &roots.memory) {
+        // The host's device files are not those of this machine.
+        let (source, on, kind): (&[u8], &[u8], &[u8]) = (b"tmpfs", b"/dev", b"tmpfs");
+        mount(&view, &Mounting { source, on, kind, options: b"mode=755", read_only: false })?;
     }
+    let directories: [(&[u8], u32); 4] =
+        [(b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
+    directories.iter().try_for_each(|(path, mode)| make(path, *mode))?;
     let device = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| random() as u8)));
     let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
         (b"/dev/null", number::NULL, Arc::new(Null)),

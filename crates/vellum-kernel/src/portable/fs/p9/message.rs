@@ -55,7 +55,7 @@ impl<'a> Writer<'a> {
     }
 
     fn bytes(self, bytes: &[u8]) -> Self {
-        // What has no room is left out, which makes the request malformed: `end` refuses it.
+        // `end` refuses the empty request that is left of one without room.
         if self.0.capacity() - self.0.len() >= bytes.len() {
             self.0.extend_from_slice(bytes);
         } else {
