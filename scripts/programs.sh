@@ -157,6 +157,7 @@ our_programs() {
     expect 0 "a disk" guest --smp 2 --disk 16M -- "$1/store" /dev/vda </dev/null
     expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
     expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
+    expect 0 "limits of dirty pages" guest --smp 2 --disk 96M -- "$1/dirty" /dev/vda groups </dev/null
     ext4_disk "$1"
     root_over_host "$1"
     # The architecture makes no difference, and each run takes half a minute.

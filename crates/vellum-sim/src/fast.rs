@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use vellum::arch::X86_64;
+use vellum::memcg::MemcgId;
 use vellum::platform::{
     Clock, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace, WriteRequest,
 };
@@ -117,6 +118,10 @@ impl<A: Silicon> Storage for Fast<A> {
 
     fn write(&self, request: WriteRequest) {
         self.hardware.files().take_write(request, self);
+    }
+
+    fn dirtied(&self, memcg: MemcgId, pages: u64) {
+        self.hardware.files().note_dirtied(memcg, pages);
     }
 
     fn forget(&self, tag: u64) {

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::Machine;
 use vellum::addr::FRAME_SIZE;
+use vellum::memcg::MemcgId;
 use vellum::page_cache;
 use vellum::platform::{Memory, PendingPage, Platform, ReadRequest, WriteRequest};
 
@@ -23,6 +24,8 @@ pub struct Files {
     written: Mutex<BTreeMap<(u64, u64), u64>>,
     /// The tags of the objects that are gone, in the order of their ends.
     forgotten: Mutex<Vec<u64>>,
+    /// The pages of 4 KiB that became dirty, by memcg.
+    dirtied: Mutex<BTreeMap<u16, u64>>,
     reads: Injector,
     writes: Injector,
     order: Mutex<Rng>,
@@ -85,6 +88,7 @@ impl Files {
             writes_under_way: Mutex::default(),
             written: Mutex::default(),
             forgotten: Mutex::default(),
+            dirtied: Mutex::default(),
             reads: Injector::new(seed),
             writes: Injector::new(!seed),
             order: Mutex::new(Rng::new(!seed)),
@@ -117,6 +121,16 @@ impl Files {
     /// Returns the tags of the objects that are gone, in the order of their ends.
     pub fn forgotten(&self) -> Vec<u64> {
         lock(&self.forgotten).clone()
+    }
+
+    /// Learns that pages became dirty.
+    pub(crate) fn note_dirtied(&self, memcg: MemcgId, pages: u64) {
+        *lock(&self.dirtied).entry(memcg.number()).or_default() += pages;
+    }
+
+    /// Returns the pages of 4 KiB that became dirty since the last call, by memcg.
+    pub fn take_dirtied(&self) -> BTreeMap<u16, u64> {
+        core::mem::take(&mut lock(&self.dirtied))
     }
 
     /// Returns the number of reads under way.

@@ -8,7 +8,7 @@
 mod storage;
 
 pub(crate) use storage::{MAX_REQUEST_FOLIOS, Part};
-pub use storage::{PendingPage, ReadRequest, Storage, WriteRequest};
+pub use storage::{MemcgId, PendingPage, ReadRequest, Storage, WriteRequest};
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -68,12 +68,6 @@ pub enum Counter {
     /// Pages of 4 KiB that page-cache objects with a store have at present, those that are being
     /// read included. This counter also decreases.
     FilePages,
-    /// Pages of 4 KiB of [`Counter::FilePages`] that differ from the host's storage at present
-    /// (`nr_dirty`). This counter also decreases.
-    FileDirty,
-    /// Pages of 4 KiB that the host is writing to its storage at present (`nr_writeback`). This
-    /// counter also decreases.
-    FileWriteback,
 }
 
 /// The counters of a machine per large-folio size (Linux: `hugepages-<size>kB/stats`).
@@ -108,7 +102,7 @@ pub(crate) const SIZES: usize = 14;
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
 /// The number of [`Counter`]s.
-pub const COUNTERS: usize = Counter::FileWriteback as usize + 1;
+pub const COUNTERS: usize = Counter::FilePages as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid value.
 #[derive(Debug, Default)]

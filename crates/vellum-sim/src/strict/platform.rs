@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use vellum::memcg::MemcgId;
 use vellum::platform::{
     Clock, CpuSet, Cpus, Event, FailPoint, Invalidation, Memory, ReadRequest, Region, Storage, Tlb, Trace, WriteRequest,
 };
@@ -195,6 +196,10 @@ impl<A: Silicon> Storage for Strict<A> {
 
     fn write(&self, request: WriteRequest) {
         self.hardware.files().take_write(request, self);
+    }
+
+    fn dirtied(&self, memcg: MemcgId, pages: u64) {
+        self.hardware.files().note_dirtied(memcg, pages);
     }
 
     fn forget(&self, tag: u64) {

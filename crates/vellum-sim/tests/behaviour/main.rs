@@ -72,6 +72,7 @@ mod page_cache {
         mod overwrite;
         mod schedules;
         mod strict;
+        mod throttle;
         mod write_schedules;
         mod writes;
     }

@@ -3,7 +3,7 @@
 use super::discrepancy::Quantity;
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
-use crate::memcg::{LruvecId, MemcgId, MemcgUsage};
+use crate::memcg::{LruvecId, MemcgCounters, MemcgId, MemcgUsage};
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
@@ -30,26 +30,26 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.compare(Quantity::Structures, charged, structures);
         self.compare_by_memcg(
             Quantity::MemcgCharged as fn(MemcgId) -> Quantity,
-            |usage| usage.charged,
+            |usage, _| usage.charged,
             |usage| usage.lruvecs,
         );
     }
 
-    /// Compares a quantity of each memcg and its descendants, which `usage_of` reads from the
-    /// memcg's usage, with the sum of the audit's counts for these memcgs. Adds to that sum the
-    /// part of the usage that the audit has no count of, which `plus` returns.
+    /// Compares a quantity of each memcg and its descendants, which `counted` reads from the
+    /// memcg's usage and counters, with the sum of the audit's counts for these memcgs. Adds to
+    /// that sum the part of the usage that the audit has no count of, which `plus` returns.
     pub(super) fn compare_by_memcg(
         &mut self,
         what: fn(MemcgId) -> Quantity,
-        usage_of: impl Fn(&MemcgUsage) -> u64,
+        counted: impl Fn(&MemcgUsage, &MemcgCounters) -> u64,
         plus: impl Fn(&MemcgUsage) -> u64,
     ) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         for id in memcgs.all() {
-            let Ok(usage) = memcgs.usage(frames, id) else { continue };
+            let (Ok(usage), Ok(counters)) = (memcgs.usage(frames, id), memcgs.counters(id)) else { continue };
             let of = |id: MemcgId| u64::from(self.counts[usize::from(id.number())]);
             let found: u64 = memcgs.descendants(id).map(of).sum();
-            self.compare(what(id), usage_of(&usage), found + plus(&usage));
+            self.compare(what(id), counted(&usage, &counters), found + plus(&usage));
             frames.platform().resched();
         }
     }

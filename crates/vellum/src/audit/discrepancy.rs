@@ -147,6 +147,10 @@ pub enum Quantity {
     MemcgCharged(MemcgId),
     /// Pages of the objects of a memcg and its descendants on swap devices.
     MemcgSwapped(MemcgId),
+    /// Dirty pages charged to a memcg and its descendants.
+    MemcgDirty(MemcgId),
+    /// Pages that are being written to the host's storage, charged to a memcg and its descendants.
+    MemcgWriting(MemcgId),
 }
 
 impl fmt::Display for Quantity {
@@ -176,6 +180,8 @@ impl fmt::Display for Quantity {
             Quantity::ObjectPages => f.write_str("pages of all objects"),
             Quantity::Structures => f.write_str("charged frames of spaces and objects"),
             Quantity::MemcgCharged(memcg) => write!(f, "pages charged to memcg {}", memcg.number()),
+            Quantity::MemcgDirty(memcg) => write!(f, "dirty pages of memcg {}", memcg.number()),
+            Quantity::MemcgWriting(memcg) => write!(f, "pages of memcg {} that are being written", memcg.number()),
             Quantity::MemcgSwapped(memcg) => write!(f, "pages in swap of memcg {}'s objects", memcg.number()),
         }
     }

@@ -19,6 +19,7 @@
 //! | pages charged to a memcg (INV-9) | the blocks whose descriptors name it or a descendant memcg | `charges` |
 //! | frames charged for spaces' and objects' structures | the structures found in spaces and objects | `charges` |
 //! | pages in swap of a memcg's objects | the objects | `objects` |
+//! | dirty pages of a memcg, and those that are being written | the objects, by folio | `objects` |
 //!
 //! An audit changes nothing and allocates nothing. It takes the locks that its reads require, and
 //! holds each only for a moment. So it is safe while other operations of the engine run, but what
@@ -107,6 +108,7 @@ pub fn audit<'s, 'm: 's, P: Platform + 's>(
     audit.check_slots(spaces);
     audit.check_charges(audit.sums.structures);
     audit.check_swapped();
+    audit.check_dirty();
     audit.sums
 }
 

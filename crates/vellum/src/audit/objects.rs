@@ -4,8 +4,8 @@ use super::discrepancy::{Discrepancy, Quantity};
 use super::{Audit, each_block};
 use crate::addr::Pfn;
 use crate::frame::flag;
-use crate::memcg::MemcgId;
-use crate::page_cache::{Object, PageLocation};
+use crate::memcg::{MemcgCounters, MemcgId};
+use crate::page_cache::{Object, PageLocation, PageState};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::stats::Counter;
@@ -45,7 +45,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                 },
                 &mut |page| match page {
                     PageLocation::Swap { .. } => in_swap += 1,
-                    PageLocation::Memory { pfn, is_named } => {
+                    PageLocation::Memory { pfn, is_named, .. } => {
                         in_memory += 1;
                         let (head, _) = machine.frames().head(pfn);
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
@@ -126,7 +126,29 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             let swapped = object.page_counts().swapped;
             audit.counts[usize::from(object.memcg().number())] += (swapped as u32) << object.page_order();
         });
-        self.compare_by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage| usage.swapped, |_| 0);
+        self.compare_by_memcg(Quantity::MemcgSwapped as fn(MemcgId) -> Quantity, |usage, _| usage.swapped, |_| 0);
+    }
+
+    /// Compares each memcg's numbers of dirty pages, and of pages that are being written, with the
+    /// pages in that state that are charged to it.
+    pub(super) fn check_dirty(&mut self) {
+        for what in [Quantity::MemcgDirty as fn(MemcgId) -> Quantity, Quantity::MemcgWriting] {
+            let is_dirty = what(MemcgId::ROOT) == Quantity::MemcgDirty(MemcgId::ROOT);
+            let is_in = |state: PageState| if is_dirty { state.is_dirty } else { state.is_writing };
+            let counted = |counters: &MemcgCounters| if is_dirty { counters.dirty } else { counters.writing };
+            self.counts.fill(0);
+            self.each_object(|audit, object| {
+                let pages = 1 << object.page_order();
+                object.survey().walk(&mut |_| (), &mut |page| {
+                    if let PageLocation::Memory { pfn, state, .. } = page
+                        && is_in(state)
+                    {
+                        audit.counts[usize::from(audit.machine.charged(pfn).number())] += pages;
+                    }
+                });
+            });
+            self.compare_by_memcg(what, |_, counters| counted(counters), |_| 0);
+        }
     }
 }
 

@@ -19,11 +19,13 @@ mod bits;
 mod compaction;
 mod frame_set;
 mod scratch;
+mod tally;
 
 use compaction::Compaction;
 pub(crate) use frame_set::FrameSet;
 use scratch::ScratchBuffer;
 pub(crate) use scratch::{FrameRange, Scratch};
+pub(crate) use tally::DirtyTally;
 
 /// The memory of one machine. A process may have any number of machines.
 ///
@@ -205,9 +207,21 @@ impl<'p, P: Platform> Machine<'p, P> {
     pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
         self.swaps.each_cached_page(&self.frames, |pfn| {
-            pages += u64::from(of(LruvecId::unpack(self.frames.head(pfn).1.lruvec()).memcg));
+            pages += u64::from(of(self.charged(pfn)));
         });
         pages
+    }
+
+    /// Returns the memcg that the folio with this frame is charged to. The caller keeps the folio
+    /// from being freed.
+    pub(crate) fn charged(&self, pfn: Pfn) -> MemcgId {
+        LruvecId::unpack(self.frames.head(pfn).1.lruvec()).memcg
+    }
+
+    /// Returns true if the folio with this frame is charged to a memcg or one of its descendants.
+    /// The caller keeps the folio from being freed.
+    pub(crate) fn is_charged_below(&self, pfn: Pfn, memcg: MemcgId) -> bool {
+        self.memcgs.is_below(self.charged(pfn), memcg)
     }
 
     /// Adds one to a counter for large folios of one order.

@@ -48,7 +48,11 @@ impl<'p> Memcgs<'p> {
     /// There is no such memcg.
     pub fn counters(&self, id: MemcgId) -> Result<MemcgCounters, MemcgError> {
         let memcg = self.find(id).ok_or(MemcgError::NoSuchMemcg(id))?;
+        let [dirty, writing] = memcg.dirty.counts();
         Ok(MemcgCounters {
+            dirty,
+            writing,
+            dirty_limits: memcg.dirty.limits(),
             charged: memcg.charged.load(Relaxed),
             peak: memcg.peak.load(Relaxed),
             limit: memcg.limit.load(Relaxed),

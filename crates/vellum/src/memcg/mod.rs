@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `tree` | the tree of memcgs: creation, removal, and the memory of lruvecs |
 //! | `charge` | counters, limits, stocks |
+//! | `dirty` | dirty pages of files: numbers, limits, the turns of tasks that make more |
 //! | `host` | memory of a host's own structures |
 //! | `lru` | LRU lists and deferred-split queues, as reclaim and faults use them |
 //! | `lruvec` | a per-CPU lruvec: LRU lists and stock |
@@ -26,6 +27,7 @@
 //! lruvec's lock or one of the frame allocator's, and not by interrupt handlers.
 
 mod charge;
+mod dirty;
 mod hold;
 mod host;
 mod list_move;
@@ -39,6 +41,8 @@ mod tree;
 mod uncharge;
 
 pub use charge::MARGIN;
+pub(crate) use dirty::DirtyChange;
+pub use dirty::{DirtyLimits, Throttle, Turns};
 pub(crate) use hold::ListHold;
 pub(crate) use list_move::ListMove;
 pub(crate) use lru::Lru;
@@ -49,6 +53,8 @@ pub use refused::{MayBeRefused, OverLimit, Refused};
 pub(crate) use split::MappedPages;
 pub(crate) use tree::MemcgPin;
 pub(crate) use uncharge::Uncharger;
+
+pub use crate::platform::MemcgId;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -64,10 +70,6 @@ pub const STOCK: u32 = 64;
 /// The maximum number of memcgs on a machine: as many as the frame numbers (4 bytes each) that fit
 /// into one frame.
 pub const MAX_MEMCGS: usize = FRAME_SIZE as usize / size_of::<u32>();
-
-/// The identifier of a memcg.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemcgId(pub(crate) u16);
 
 impl MemcgId {
     /// The root memcg, from which every other memcg descends. It has no limit.
@@ -116,6 +118,12 @@ pub struct MemcgCounters {
     pub limit: u64,
     /// Pages of page-cache objects on swap devices.
     pub swapped: u64,
+    /// Pages of files that differ from the host's storage.
+    pub dirty: u64,
+    /// Pages of files that the host is writing to its storage. They may be dirty again.
+    pub writing: u64,
+    /// The limits of `dirty`.
+    pub dirty_limits: DirtyLimits,
 }
 
 /// The memory of a memcg, in pages of 4 KiB.

@@ -1,8 +1,8 @@
 //! The tree of memcgs: a head for each memcg (its counters, limit and parent), and the frames that
 //! its per-CPU lruvecs are in.
 //!
-//! Heads are 32 to a frame, are looked up by the memcg's number, and are never freed: a walk from a
-//! memcg to its ancestors needs no lock. Per-CPU lruvecs are 32 to a frame too, in *chunks*. The
+//! Heads are 16 to a frame, are looked up by the memcg's number, and are never freed: a walk from a
+//! memcg to its ancestors needs no lock. Per-CPU lruvecs are 32 to a frame, in *chunks*. The
 //! first charge to one of a chunk's lruvecs allocates the chunk, charged to the memcg's parent
 //! (INV-9), and removal of the memcg frees it. So a memcg that few CPUs use takes one frame, on a
 //! machine of any size.
@@ -17,6 +17,7 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
+use super::dirty::{DirtyLimits, DirtyPages};
 use super::lruvec::{LruvecId, PerCpuLruvec};
 use super::{MAX_MEMCGS, MemcgError, MemcgId, Memcgs, Refused};
 use crate::addr::{FRAME_SIZE, Pfn};
@@ -55,6 +56,8 @@ pub(super) struct Memcg {
     /// The set of the memcg's own lruvecs that are marked as stocked ([`super::charge`]): a bit for
     /// each lruvec's index.
     pub(super) stocked: [AtomicU64; LRUVEC_WORDS],
+    /// Pages of files that differ from the storage.
+    pub(super) dirty: DirtyPages,
 }
 
 /// The number of memcgs' heads in a frame.
@@ -64,7 +67,7 @@ pub(super) const HEAD_FRAMES: usize = MAX_MEMCGS / HEADS;
 /// log2 of the number of lruvecs in a chunk, which is one frame.
 const CHUNK: usize = (FRAME_SIZE as usize / size_of::<PerCpuLruvec>()).ilog2() as usize;
 
-const _: () = assert!(size_of::<Memcg>() == 128 && size_of::<PerCpuLruvec>() == 128 && HEADS << 5 == MAX_MEMCGS);
+const _: () = assert!(size_of::<Memcg>() == 256 && size_of::<PerCpuLruvec>() == 128 && HEADS << 6 == MAX_MEMCGS);
 
 /// Returns log2 of the maximum number of chunks (frames of lruvecs) of a memcg with `lruvecs`
 /// per-CPU lruvecs, rounded up.
@@ -125,6 +128,7 @@ impl<'p> Memcgs<'p> {
         memcg.peak.store(0, Relaxed);
         memcg.limit.store(limit, Relaxed);
         memcg.swap_room.store(u64::MAX, Relaxed);
+        memcg.dirty.set_limits(DirtyLimits::NONE);
         let lruvec = LruvecId { memcg: id, index: frames.platform().current() };
         if self.try_lruvec(lruvec).is_none() {
             self.alloc_lruvecs(frames, lruvec)?;
@@ -262,9 +266,14 @@ impl<'p> Memcgs<'p> {
         core::iter::successors(Some(id), parent)
     }
 
+    /// Returns whether `id` is `memcg` or one of its descendants. Takes no lock.
+    pub(crate) fn is_below(&self, id: MemcgId, memcg: MemcgId) -> bool {
+        self.ancestors(id).any(|other| other == memcg)
+    }
+
     /// Returns a memcg and all its descendants. Visits every memcg of the machine.
     pub(crate) fn descendants(&self, id: MemcgId) -> impl Iterator<Item = MemcgId> + '_ {
-        self.all().filter(move |memcg| self.ancestors(*memcg).any(|other| other == id))
+        self.all().filter(move |memcg| self.is_below(*memcg, id))
     }
 
     /// Returns all memcgs. A new memcg gets the lowest free number, and heads are never freed, so

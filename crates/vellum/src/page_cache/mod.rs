@@ -79,7 +79,7 @@ pub use read::finish_read;
 pub use readahead::{Expected, Readahead};
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
-pub(crate) use survey::PageLocation;
+pub(crate) use survey::{PageLocation, PageState};
 pub(crate) use swap_in::ExistingPage;
 pub(crate) use write::{WriteBatch, Writes};
 pub use write::{Writeback, finish_write};
@@ -92,8 +92,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
-use crate::machine::Machine;
-use crate::memcg::{MemcgId, Refused};
+use crate::machine::{DirtyTally, Machine};
+use crate::memcg::{DirtyChange, MemcgId, Refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::sync::{Gate, SpinGuard, SpinLock};
@@ -370,17 +370,15 @@ impl Head {
         if self.store.is_some() { Counter::FilePages } else { Counter::ShmemPages }
     }
 
+    /// Begins to count pages of the object with this change. Pages that stay in memory while they
+    /// are dirty do not count: no writeback will make them clean.
+    fn tally<'a, 'm, P: Platform>(&self, machine: &'a Machine<'m, P>, change: DirtyChange) -> DirtyTally<'a, 'm, P> {
+        DirtyTally::new(machine, self.writes_to_store().then_some(self.page_order), change)
+    }
+
     /// Returns true if the host's storage takes the object's changed pages.
     fn writes_to_store(&self) -> bool {
         self.store == Some(Changes::ToStore)
-    }
-
-    /// Counts pages that became dirty, or, if `pages` is negative, are not dirty any more. Pages
-    /// that stay in memory do not count: no writeback will make them clean.
-    fn count_dirty<P: Platform>(&self, machine: &Machine<'_, P>, pages: i64) {
-        if self.writes_to_store() && pages != 0 {
-            machine.count(Counter::FileDirty, (pages << self.page_order) as u64);
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
 use super::readahead::Readahead;
 use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
 use crate::machine::Machine;
-use crate::memcg::MemcgId;
+use crate::memcg::{DirtyChange, MemcgId};
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
 use crate::sync::Retries;
 
@@ -74,7 +74,7 @@ pub(super) fn end<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadReq
         {
             let mut state = object.lock();
             let dirtied = state.index.end_read(frames, pages.start..failed.start, (head, step), dirty);
-            object.head().count_dirty(machine, dirtied as i64);
+            object.head().tally(machine, DirtyChange::Dirtied).add(head, dirtied);
             for page in failed.clone() {
                 let pfn = head.add((page - pages.start) as u32 * step);
                 if state.index.find(frames, page) == Some(Entry::Reading(pfn)) {

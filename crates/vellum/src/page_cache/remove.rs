@@ -8,6 +8,7 @@ use super::index::{Entry, FreedNodes, Index, NextHole, last_node_of};
 use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::machine::Machine;
+use crate::memcg::DirtyChange;
 use crate::platform::Platform;
 use crate::swap::{Slots, SwapRun};
 
@@ -239,8 +240,6 @@ struct RemovedBatch {
     nodes: FreedNodes,
     /// The page at which to continue.
     next: u64,
-    /// The number of `pages` that were dirty.
-    dirty: u64,
 }
 
 impl RemovedBatch {
@@ -254,9 +253,8 @@ impl RemovedBatch {
         range: Range<u64>,
     ) -> Option<RemovedBatch> {
         let frames = machine.frames();
-        let mut removed =
-            RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start, dirty: 0 };
-        let dirty = index.dirty();
+        let mut removed = RemovedBatch { pages: ArrayVec::new(), nodes: FreedNodes::new(), next: range.start };
+        let mut tally = head.tally(machine, DirtyChange::Dropped);
         // When the next page is in another folio, removes the object from the previous folio's
         // descriptor, if the index has no page of that folio left (INV-16).
         let mut last = None;
@@ -274,6 +272,7 @@ impl RemovedBatch {
             && page < range.end
             && !index.is_writing(frames, page)
             && has_time(page)
+            && let dirty = index.dirty()
             && let Some(entry) = index.remove(frames, page, &mut removed.nodes)
         {
             let now = entry.frame().map(|pfn| (page, pfn));
@@ -281,12 +280,12 @@ impl RemovedBatch {
             if folio(last) != folio(now) {
                 clear_if_gone(index, last);
             }
+            now.into_iter().for_each(|(_, pfn)| tally.add(pfn, dirty - index.dirty()));
             last = now;
             removed.pages.push(entry);
             removed.next = page + 1;
         }
         clear_if_gone(index, last);
-        removed.dirty = dirty - index.dirty();
         (!removed.pages.is_empty()).then_some(removed)
     }
 
@@ -304,7 +303,6 @@ impl RemovedBatch {
         let resident = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
         let swapped = (self.pages.len() as u64 - resident) << order;
         machine.count(object.pages_counter(), (resident << order).wrapping_neg());
-        object.count_dirty(machine, -(self.dirty as i64));
         machine.memcgs().count_swapped(object.memcg, -(swapped as i64));
         // The pages of a folio mostly follow each other in the batch: one call drops all their
         // references. One call also releases all slots of consecutive pages in consecutive slots.

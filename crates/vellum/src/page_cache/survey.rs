@@ -17,6 +17,16 @@ pub(crate) struct IndexNode {
     pub(crate) found: u32,
 }
 
+/// The state of a page with respect to the host's storage. A page that stays in memory while it is
+/// dirty is neither.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PageState {
+    /// The page differs from the storage.
+    pub(crate) is_dirty: bool,
+    /// The page is being written to the storage.
+    pub(crate) is_writing: bool,
+}
+
 /// The location of a page of an object.
 #[derive(Clone, Copy)]
 pub(crate) enum PageLocation {
@@ -26,6 +36,8 @@ pub(crate) enum PageLocation {
         pfn: Pfn,
         /// True if the descriptor of the page's folio names this object and page (INV-16).
         is_named: bool,
+        /// The page with respect to the storage.
+        state: PageState,
     },
     /// The page is on a swap device.
     Swap {
@@ -60,14 +72,16 @@ impl<P: Platform> ObjectSurvey<'_, '_, P> {
         let shift = self.0.head().page_order;
         let mut from = Some(0);
         while let Some(first) = from {
-            let mut report_page = |number: u64, entry: Entry| match entry {
+            let mut report_page = |number: u64, entry: Entry, state: PageState| match entry {
                 Entry::Swapped { device, slot } => page(PageLocation::Swap { device, slot }),
                 Entry::Resident(pfn) | Entry::Writeback(pfn) | Entry::Reading(pfn) => {
                     let (head, frame) = frames.head(pfn);
                     let folio_start = number.wrapping_sub(u64::from(pfn.0 - head.0) >> shift);
                     // The descriptor has only the low 32 bits of the page number.
                     let is_same_page = (folio_start ^ mapping::folio_index(frame.data())) as u32 == 0;
-                    page(PageLocation::Memory { pfn, is_named: is_same_page && self.0.owns(frame) });
+                    let is_named = is_same_page && self.0.owns(frame);
+                    let state = if self.0.head().writes_to_store() { state } else { PageState::default() };
+                    page(PageLocation::Memory { pfn, is_named, state });
                 }
             };
             from = self.0.lock().index.survey(frames, first, node, &mut report_page);

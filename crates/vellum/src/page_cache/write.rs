@@ -14,13 +14,13 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use super::index::dirty::{Dirty, NextPage};
-use super::index::{FANOUT, last_node_of};
+use super::index::{Entry, FANOUT, last_node_of};
 use super::{Object, ObjectError};
 use crate::addr::Pfn;
 use crate::frame::Frame;
 use crate::machine::Machine;
+use crate::memcg::{DirtyChange, MemcgId};
 use crate::platform::{Event, Part, Platform, WriteRequest, trace};
-use crate::stats::Counter;
 
 /// A pass of writing an object's dirty pages back ([`write_back`](crate::space::write_back)). It
 /// goes on where it waited.
@@ -34,19 +34,35 @@ pub struct Writeback {
     waits: bool,
     /// The pass has started all writes.
     started: bool,
+    /// The memcg whose pages the pass has written, if not all are.
+    memcg: Option<MemcgId>,
+    /// The number of pages that the pass may still have written.
+    left: u64,
 }
 
 impl Writeback {
     /// A pass that has the dirty ones of `pages` written, and waits for none of them (Linux:
     /// `WB_SYNC_NONE`, `SYNC_FILE_RANGE_WRITE`). It leaves out pages that are being written.
     pub fn start(pages: Range<u64>) -> Self {
-        Writeback { first: pages.start, pages, waits: false, started: false }
+        Writeback { first: pages.start, pages, waits: false, started: false, memcg: None, left: u64::MAX }
     }
 
     /// A pass after which the storage has the contents that `pages` had when it began, or newer
     /// ones (Linux: `WB_SYNC_ALL`, `fsync`).
     pub fn complete(pages: Range<u64>) -> Self {
         Writeback { waits: true, ..Writeback::start(pages) }
+    }
+
+    /// Has only pages written that are charged to `memcg` or its descendants, and about `pages` of
+    /// them, so that the host can turn to another file ([`Writeback::rest`]).
+    pub fn limited(self, memcg: MemcgId, pages: u64) -> Self {
+        Writeback { memcg: Some(memcg), left: pages, ..self }
+    }
+
+    /// Returns the first page to which the pass has not come, as it had written what it may; `None`
+    /// if it is at its end.
+    pub fn rest(&self) -> Option<u64> {
+        (self.left == 0).then_some(self.pages.start)
     }
 }
 
@@ -91,10 +107,11 @@ impl<'m, P: Platform> Object<'m, P> {
         while from < end {
             let to = end.min((last_node_of(from) + 1) * FANOUT);
             let mut state = self.lock();
+            let mut tally = self.head().tally(self.machine, DirtyChange::Dirtied);
             let changed = (from..to).filter_map(|page| state.index.set_dirty(self.machine.frames(), page, None, false));
-            let dirtied = changed.filter(|changed| changed.was_clean).count() as u64;
+            changed.for_each(|changed| tally.add(changed.pfn, changed.was_clean.into()));
+            drop(tally);
             drop(state);
-            self.head().count_dirty(self.machine, dirtied as i64);
             self.machine.platform().resched();
             from = to;
         }
@@ -123,7 +140,7 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
             dirtied += u64::from(changed.was_clean);
         }
         drop(state);
-        self.0.head().count_dirty(self.0.machine, dirtied as i64);
+        self.0.head().tally(self.0.machine, DirtyChange::Dirtied).add(pfn, dirtied);
         marked
     }
 
@@ -151,6 +168,7 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
                 return Ok(None);
             }
             let next = match state.index.next_dirty(frames, pass.pages.start) {
+                _ if pass.left == 0 => return Ok(None),
                 NextPage::At(page) if page < pass.pages.end => page,
                 NextPage::NotBelow(page) if page < pass.pages.end => {
                     drop(state);
@@ -172,11 +190,16 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
                 pass.pages.start = next + 1;
                 continue;
             }
+            let is_of_pass = |pfn| pass.memcg.is_none_or(|memcg| self.0.machine.is_charged_below(pfn, memcg));
+            if !state.index.find(frames, next).and_then(Entry::frame).is_some_and(is_of_pass) {
+                pass.pages.start = next + 1;
+                continue;
+            }
             let end = pass.pages.end.min((last_node_of(next) + 1) * FANOUT);
             let mut failed = None;
             let dirty = state.index.begin_write(frames, next..end, 1 << self.0.page_order(), |pfn| {
                 let (head, frame) = frames.head(pfn);
-                if unmapped.is_some_and(|folio| !core::ptr::eq(folio, frame)) {
+                if unmapped.is_some_and(|folio| !core::ptr::eq(folio, frame)) || !is_of_pass(pfn) {
                     return false;
                 }
                 failed = frames.get_counts_checked(head, frame, 1, 0).err();
@@ -189,6 +212,7 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
                 return failed.map_or(Ok(None), |error| Err(error.into()));
             }
             pass.pages.start = batch.range().end.max(next);
+            pass.left = pass.left.saturating_sub(batch.parts().iter().map(|part| u64::from(part.pages)).sum());
             return Ok(Some(batch));
         }
         while pass.waits {
@@ -211,9 +235,9 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
     /// them that was not made after they were taken. No lock is held.
     pub(crate) fn write(&self, batch: WriteBatch) {
         let page_order = self.0.page_order();
-        let pages: u64 = batch.parts().iter().map(|part| u64::from(part.pages)).sum();
-        self.0.head().count_dirty(self.0.machine, -(pages as i64));
-        self.0.machine.count(Counter::FileWriteback, pages << page_order);
+        let mut tally = self.0.head().tally(self.0.machine, DirtyChange::WriteBegan);
+        batch.parts().iter().for_each(|part| tally.add(part.pfn, part.pages.into()));
+        drop(tally);
         for parts in batch.parts().chunk_by(|a, b| a.range().end == b.page) {
             // The request has this reference to the object.
             let _ = ManuallyDrop::new(self.0.clone());
@@ -246,9 +270,10 @@ pub unsafe fn finish_write<'m, P: Platform>(machine: &'m Machine<'m, P>, request
         object.head().write_errors.record();
     }
     let frames = machine.frames();
+    let mut tally = object.head().tally(machine, DirtyChange::WriteEnded);
     for part in request.parts {
         object.lock().index.end_write(frames, &part, 1 << request.page_order);
-        machine.count(Counter::FileWriteback, (u64::from(part.pages) << request.page_order).wrapping_neg());
+        tally.add(part.pfn, part.pages.into());
         machine.put_folio(frames.head(part.pfn).0, 1, 0);
         machine.platform().resched();
     }

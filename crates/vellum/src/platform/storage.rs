@@ -42,6 +42,17 @@ pub trait Storage {
         let _ = request;
     }
 
+    /// Learns that the task that runs on this CPU made this number of pages of 4 KiB dirty, which
+    /// are charged to the memcg. The host passes both to
+    /// [`Throttle::turn`](crate::memcg::Throttle::turn) where the task may wait. The caller may
+    /// hold spin locks, so the method only takes notes.
+    ///
+    /// The engine calls this only for objects with a store. The default does nothing: no task
+    /// waits.
+    fn dirtied(&self, memcg: MemcgId, pages: u64) {
+        let _ = (memcg, pages);
+    }
+
     /// Learns that the object with this tag is gone, and with it all requests and all mappings. The
     /// caller holds no lock.
     ///
@@ -193,6 +204,10 @@ impl WriteRequest {
         self.parts.iter().map(|part| (part.pfn, part.pages << self.page_order))
     }
 }
+
+/// The identifier of a memcg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemcgId(pub(crate) u16);
 
 /// A page for which an operation has to wait, since the host is reading or writing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -106,8 +106,6 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::PagesMigrated,
     Counter::ShmemPages,
     Counter::FilePages,
-    Counter::FileDirty,
-    Counter::FileWriteback,
 ];
 
 fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {

@@ -15,7 +15,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
-use vellum::memcg::Refused;
+use vellum::memcg::{MemcgId, Refused};
 use vellum::page_cache::{
     Changes, Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean,
 };
@@ -35,6 +35,8 @@ pub struct ObjectContents {
     store: Option<Arc<dyn Store>>,
     /// The opener that stands for all mappings: it has the failed writes that `msync` reported.
     mapped: Opener,
+    /// The page from which the flusher goes on when it has written some pages.
+    flushed: AtomicU64,
     this: Weak<ObjectContents>,
 }
 
@@ -145,7 +147,8 @@ impl ObjectContents {
     }
 
     fn of(object: Object, store: Option<Arc<dyn Store>>, this: Weak<ObjectContents>) -> Self {
-        Self { mapped: Opener::of(&object), object, sizing: Mutex::new(()), store, this }
+        let (mapped, flushed) = (Opener::of(&object), AtomicU64::new(0));
+        Self { mapped, object, sizing: Mutex::new(()), store, flushed, this }
     }
 
     /// Reads ahead for an opener that will read these bytes next. What memory has no room for is
@@ -183,6 +186,22 @@ impl ObjectContents {
     /// `EIO`, with the thread marked as blocked: it has to wait for a page. `ENOMEM`.
     pub fn write_back(&self, pass: &mut Writeback) -> Result<(), Errno> {
         space::write_back(&All, &self.object, pass).map_err(errno)
+    }
+
+    /// Has about `pages` dirty pages written that are charged to `memcg` or its descendants, from
+    /// where the last call stopped. Waits for none. Returns whether a write began.
+    pub fn write_some(&self, memcg: MemcgId, pages: u64) -> bool {
+        let from = self.flushed.load(Ordering::Relaxed);
+        let before = self.object.page_counts();
+        if before.dirty == 0 {
+            return false;
+        }
+        let mut pass = Writeback::start(from..u64::MAX).limited(memcg, pages);
+        // The pages for which memory is short are written later.
+        let _ = self.write_back(&mut pass);
+        self.flushed.store(pass.rest().unwrap_or(0), Ordering::Relaxed);
+        // A pass that began within the file leaves pages before that to the next call.
+        from > 0 || self.object.page_counts().dirty < before.dirty
     }
 
     /// Has the store keep the size of a file whose dirty pages were written. Returns whether it

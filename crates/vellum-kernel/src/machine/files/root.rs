@@ -4,8 +4,8 @@
 use super::contents::{ObjectContents, StoreOf};
 use super::{Host, block, ext4, time_of_day};
 use crate::mem::disk::Disk;
-use crate::mem::folder::SharedFolder;
 use crate::mem::storage::{self, Store};
+use crate::mem::virtio::folder::SharedFolder;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Range;

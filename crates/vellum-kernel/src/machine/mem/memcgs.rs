@@ -81,6 +81,11 @@ impl Table {
         self.by_number.len() + self.removed.len() + 1
     }
 
+    /// Calls `visit` with each memcg but the root that has a number, and with its descendants.
+    pub fn each_numbered(&self, mut visit: impl FnMut(MemcgId, &mut dyn Iterator<Item = MemcgId>)) {
+        self.by_number.iter().for_each(|(number, memcg)| visit(memcg.engine, &mut self.below(*number)));
+    }
+
     /// Removes from the engine every removed memcg to which nothing is charged any more.
     fn sweep(&mut self) {
         let frames = machine().frames();

@@ -10,11 +10,11 @@
 //! | [`space`] | the address spaces of processes, and the space that each CPU has loaded |
 //! | [`spaces`] | the registry of all address spaces, by number and by fork family |
 //! | [`swap`] | the swap devices: compressed memory and a disk |
-//! | [`virtio`] | virtio devices on PCI, and their memory |
+//! | [`virtio`] | virtio devices on PCI, their memory, and the driver of QEMU's folder of the host |
 //! | [`disk`] | the driver of disks |
-//! | [`folder`] | the driver of QEMU's folder of the host |
 //! | [`block`] | block devices: disks and a disk in memory, and their page cache |
 //! | [`storage`] | the way of the page cache's requests to block devices |
+//! | [`throttle`] | the waits of threads that make many pages dirty |
 //! | [`reclaim`] | calls the engine's reclaim and counts its work by reason |
 //! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
 //! | [`thread`] | the memory layer's part of a thread: the reason it is blocked, its faults |
@@ -24,7 +24,6 @@
 
 pub mod block;
 pub mod disk;
-pub mod folder;
 pub mod heap;
 #[cfg(feature = "holds")]
 pub mod holds;
@@ -39,6 +38,7 @@ pub mod spaces;
 pub mod storage;
 pub mod swap;
 pub mod thread;
+pub mod throttle;
 pub mod uaccess;
 pub mod uffd;
 pub mod virtio;

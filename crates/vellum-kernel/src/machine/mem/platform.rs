@@ -11,8 +11,9 @@ use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{caches, cpu, secondary};
 #[cfg(feature = "holds")]
 use crate::mem::holds::{self, Kind};
-use crate::mem::{reclaim, shootdown, storage};
+use crate::mem::{reclaim, shootdown, storage, thread};
 use vellum::addr::PhysAddr;
+use vellum::memcg::MemcgId;
 use vellum::platform::{
     self, CpuSet, Cpus, Event, Invalidation, Memory, ReadRequest, Region, Tlb, Trace, WriteRequest,
 };
@@ -168,6 +169,11 @@ impl platform::Storage for Host {
 
     fn write(&self, request: WriteRequest) {
         storage::write(request);
+    }
+
+    fn dirtied(&self, memcg: MemcgId, pages: u64) {
+        // What no thread made dirty, the flusher finds.
+        thread::current(|thread| thread.dirtied.add(memcg, pages));
     }
 
     fn forget(&self, tag: u64) {

@@ -14,6 +14,7 @@ use crate::arch::kernel_map::phys_to_virt;
 use crate::mem::machine;
 use crate::mem::payer::Shared;
 use crate::mem::platform::Host;
+use crate::mem::throttle;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,6 +27,7 @@ use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::page_cache::{Changes, Overwrite, finish_read, finish_write};
 use vellum::platform::{PendingPage, ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::wait::Queue;
 
 /// Where the pages of a file come from, and where they go.
 pub trait Store: Send + Sync {
@@ -130,6 +132,13 @@ struct Requests {
     has_task: bool,
 }
 
+/// The number of queued requests from which the flusher waits: memory for more would be held for
+/// long, and a read comes after them.
+const MOST_QUEUED: usize = 16;
+
+/// The flusher, while many requests are queued.
+static ROOM: Queue = Queue::new();
+
 static REQUESTS: Shared<Requests> = Shared::new(Requests {
     queued: VecDeque::new(),
     begun: Vec::new(),
@@ -187,6 +196,7 @@ impl Request {
                 // SAFETY: the request came from this machine, and the store's device is done with
                 // it.
                 unsafe { finish_write(machine(), request, written) };
+                throttle::wake();
                 // `fsync` learns of failed writes in another way, and goes on.
                 end
             }
@@ -264,7 +274,13 @@ pub async fn carry_out_next() {
         }
     })
     .await;
+    ROOM.wake_all();
     request.carry_out(&*store);
+}
+
+/// Waits until few requests are queued.
+pub async fn room() {
+    ROOM.wait_until(|| (REQUESTS.lock().queued.len() < MOST_QUEUED).then_some(())).await;
 }
 
 /// Ends the pages of a request, of which those from `failed_from` on could not be read: wakes the

@@ -4,6 +4,7 @@
 //! ([`BlockedOn`]) and returns an error. The task layer, which can wait, takes the note, waits
 //! until the cause has passed, and makes the access again.
 
+use crate::mem::throttle::Dirtied;
 use crate::mem::{UserSpace, percpu};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -49,6 +50,8 @@ pub struct ThreadMem {
     blocked_on: Mutex<Option<BlockedOn>>,
     /// The thread's page faults.
     pub faults: Faults,
+    /// The pages of files that the thread made dirty.
+    pub dirtied: Dirtied,
 }
 
 impl ThreadMem {

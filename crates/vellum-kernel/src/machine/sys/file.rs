@@ -8,6 +8,7 @@ use crate::files::user::UserBytes;
 use crate::mem::thread::BlockedOn;
 use crate::mem::uaccess;
 use crate::task::Thread;
+use crate::task::blocked::throttle;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
 use core::future::Future;
@@ -76,6 +77,9 @@ impl Waits for TransferWaits<'_> {
     }
 
     async fn pause(&self) {
+        if self.0.mem.dirtied.is_some() {
+            throttle(self.0).await;
+        }
         if !may_go_on(self.0) {
             yield_now().await;
         }

@@ -12,6 +12,15 @@ use vellum::memcg::Refused;
 use vellum::space::{Access, FaultError, UffdEvent, UffdMode};
 use vellum_kernel::fs::uffd::Fault;
 
+/// Has a thread wait that made more pages of files dirty than the storage takes, until it is the
+/// thread's turn. Called where the thread holds nothing that writing pages needs.
+pub async fn throttle(thread: &Thread) {
+    if let Some(turn) = thread.mem.dirtied.take_turn() {
+        // The wait ends early if the thread is to end.
+        let _ = thread.killable(turn).await;
+    }
+}
+
 impl BlockedOn {
     /// Waits until the access is worth a retry. Returns false if it never will be. `in_kernel`: the
     /// kernel made the access on the thread's behalf.

@@ -190,7 +190,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
     let (signal, code) = match error {
         FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
-        // No object of this kernel has a store, so no page is pending.
+        // A page that is pending could not be read.
         FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) | FaultError::Pending(_) => {
             (abi::SIGBUS, abi::BUS_ADRERR)
         }

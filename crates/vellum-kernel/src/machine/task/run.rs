@@ -6,7 +6,7 @@ use crate::arch::types::Trap;
 use crate::arch::{entry, interrupts};
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{now_ns, space};
-use crate::task::{background, deliver, executor, percpu, time};
+use crate::task::{background, blocked, deliver, executor, percpu, time};
 use alloc::sync::Arc;
 use core::pin::Pin;
 use core::ptr;
@@ -166,6 +166,9 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                 if background::wake_if_low() {
                     executor::yield_now().await;
                 }
+                if thread.mem.dirtied.is_some() {
+                    blocked::throttle(&thread).await;
+                }
             }
             Trap::SystemCall(number) => {
                 // SAFETY: runs in the thread's own future.
@@ -175,6 +178,9 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                     deliver::again(&thread, number);
                 } else {
                     deliver::answer::<S>(&thread, number, answer);
+                }
+                if thread.mem.dirtied.is_some() {
+                    blocked::throttle(&thread).await;
                 }
             }
             Trap::Exception(raised) => deliver::exception(&thread, raised),

@@ -19,6 +19,8 @@ use crate::platform::{MAX_REQUEST_FOLIOS, Part, Platform};
 pub(in crate::page_cache) struct Changed {
     /// True if the page was clean before.
     pub(in crate::page_cache) was_clean: bool,
+    /// The page's first frame.
+    pub(in crate::page_cache) pfn: Pfn,
 }
 
 /// Dirty pages of one node that the host is to write.
@@ -83,7 +85,7 @@ impl Index {
         let was_clean = word & DIRTY == 0;
         node.entry(index_at(page, 0)).store(word | DIRTY | if writable { WRITABLE } else { 0 }, Relaxed);
         self.counts.dirty += u64::from(was_clean);
-        Some(Changed { was_clean })
+        Some(Changed { was_clean, pfn: at })
     }
 
     /// Searches the node that covers the first page from `from` on for a dirty page.
@@ -164,7 +166,7 @@ fn continues<P: Platform>(part: &Part, frames: &Frames<'_, P>, page: u64, pfn: P
 }
 
 /// Returns whether an entry has a frame number and this bit.
-fn is_frame(word: u64, bit: u64) -> bool {
+pub(super) fn is_frame(word: u64, bit: u64) -> bool {
     debug_assert!(bit & (FRAME | READING) == 0);
     word & (FRAME | bit) == FRAME | bit
 }

@@ -1,8 +1,9 @@
 //! Walks the index node by node, for an audit.
 
-use super::{BITS, Entry, FANOUT, Index, Node, index_at, pfn_of};
+use super::dirty::is_frame;
+use super::{BITS, DIRTY, Entry, FANOUT, Index, Node, WRITING, index_at, pfn_of};
 use crate::frame::Frames;
-use crate::page_cache::survey::IndexNode;
+use crate::page_cache::survey::{IndexNode, PageState};
 use crate::platform::Platform;
 
 impl Index {
@@ -20,7 +21,7 @@ impl Index {
         frames: &Frames<'_, P>,
         from: u64,
         node: &mut dyn FnMut(IndexNode),
-        page: &mut dyn FnMut(u64, Entry),
+        page: &mut dyn FnMut(u64, Entry, PageState),
     ) -> Option<u64> {
         let (first, _) = self.next(frames, from)?;
         let mut at = self.root;
@@ -36,7 +37,9 @@ impl Index {
         }
         let (leaf, base) = (Node { frames, at }, first & !(FANOUT - 1));
         for index in index_at(first, 0)..FANOUT {
-            Entry::decode(leaf.get(index)).into_iter().for_each(|entry| page(base + index, entry));
+            let word = leaf.get(index);
+            let state = PageState { is_dirty: is_frame(word, DIRTY), is_writing: is_frame(word, WRITING) };
+            Entry::decode(word).into_iter().for_each(|entry| page(base + index, entry, state));
         }
         Some(base + FANOUT)
     }

@@ -9,6 +9,7 @@ mod statistics;
 
 pub use statistics::{listed, listed_on};
 
+use crate::files::writeback;
 use crate::mem::machine;
 use crate::mem::memcgs::{self, Events, ROOT, counters, excess, path, swapped};
 use crate::mem::reclaim::{self, Reason};
@@ -112,6 +113,7 @@ impl cgroup::Groups for Memory {
                 if excess(group) > 0 {
                     oom::enforce(group);
                 }
+                writeback::update_limits();
                 Ok(())
             }
             Control::Reclaim => {

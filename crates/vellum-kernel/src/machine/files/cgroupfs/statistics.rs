@@ -1,7 +1,7 @@
 //! Formats the memory statistics of cgroups.
 
 use crate::mem::machine;
-use crate::mem::memcgs::{ROOT, Table, table, usage};
+use crate::mem::memcgs::{ROOT, Table, counters, table, usage};
 use alloc::vec::Vec;
 use core::fmt::Write;
 use vellum::addr::FRAME_SIZE;
@@ -96,6 +96,13 @@ pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     let usage = usage(engine)?;
     let charged = usage.charged;
     let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
-    let rows = listed.rows().into_iter().chain([("kernel", others), ("percpu", usage.lruvecs), ("swapcached", cached)]);
+    let counters = counters(engine)?;
+    let rows = listed.rows().into_iter().chain([
+        ("kernel", others),
+        ("percpu", usage.lruvecs),
+        ("file_dirty", counters.dirty),
+        ("file_writeback", counters.writing),
+        ("swapcached", cached),
+    ]);
     Words::of(|text| rows.into_iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }

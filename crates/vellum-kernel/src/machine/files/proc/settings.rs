@@ -3,13 +3,14 @@
 //! A setting that is fixed here accepts only its present value. A program that saves and restores
 //! it succeeds; a program that changes it gets an error.
 
-use crate::files::{contents, shm};
+use crate::files::{contents, shm, writeback};
 use crate::mem::reclaim;
 use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Show, Store, Text};
@@ -28,11 +29,14 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
     Setting { name, value: AtomicU64::new(value), least, most }
 }
 
-/// The numbers of `vm`. Those of writeback have no effect.
-static MEMORY: [Setting; 18] = [
+/// The numbers of `vm`.
+static MEMORY: [Setting; 21] = [
     setting("compaction_proactiveness", 20, 0, 100),
-    setting("dirty_background_ratio", 10, 0, 100),
-    setting("dirty_ratio", 20, 0, 100),
+    setting("dirty_background_bytes", 0, 1, u64::MAX),
+    setting("dirty_background_ratio", writeback::Settings::USUAL.ratios[0], 0, 100),
+    setting("dirty_bytes", 0, 2 * FRAME_SIZE, u64::MAX),
+    setting("dirty_ratio", writeback::Settings::USUAL.ratios[1], 0, 100),
+    setting("dirty_writeback_centisecs", writeback::Settings::USUAL.interval, 0, i32::MAX as u64),
     setting("drop_caches", 0, 1, 4),
     setting("max_map_count", 65530, 0, i32::MAX as u64),
     setting("min_free_kbytes", 0, 0, u64::MAX),
@@ -135,10 +139,17 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
 }
 
+/// Pairs of files of `vm` of which a write to one has the other read as 0.
+const EITHER: [[&str; 2]; 2] = [["dirty_background_bytes", "dirty_background_ratio"], ["dirty_bytes", "dirty_ratio"]];
+
+/// Returns a number of `vm`; 0 if there is no such file.
+fn memory(name: &str) -> u64 {
+    MEMORY.iter().find(|setting| setting.name == name).map_or(0, |setting| setting.value.load(Relaxed))
+}
+
 /// Returns the most VMAs that an address space may have (`max_map_count`).
 pub fn most_vmas() -> usize {
-    let setting = MEMORY.iter().find(|setting| setting.name == "max_map_count");
-    setting.map_or(usize::MAX, |setting| setting.value.load(Relaxed) as usize)
+    memory("max_map_count") as usize
 }
 
 /// Applies the written limits to the address spaces of all running processes.
@@ -161,8 +172,19 @@ fn number(directory: &Arc<PseudoDirectory>, setting: &'static Setting) -> Result
         if !STAYS.contains(&setting.name) {
             setting.value.store(value, Relaxed);
         }
+        for pair in EITHER.iter().filter(|pair| pair.contains(&setting.name)) {
+            let others = MEMORY.iter().filter(|other| pair.contains(&other.name) && other.name != setting.name);
+            others.for_each(|other| other.value.store(0, Relaxed));
+        }
         match setting.name {
             "max_map_count" => apply(),
+            name if name.starts_with("dirty_") => {
+                writeback::follow(writeback::Settings {
+                    bytes: ["dirty_background_bytes", "dirty_bytes"].map(memory),
+                    ratios: ["dirty_background_ratio", "dirty_ratio"].map(memory),
+                    interval: memory("dirty_writeback_centisecs"),
+                });
+            }
             // Bit 1 would drop inodes and names, which stay as long as their file system is
             // mounted.
             "drop_caches" if value & 1 != 0 => {

@@ -18,6 +18,7 @@ use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::HUGE_ORDER;
+use vellum::memcg::{MemcgCounters, MemcgId};
 use vellum::platform::Cpus;
 use vellum::stats::{Counter, SizeCounter};
 use vellum_kernel::errno::Errno;
@@ -77,6 +78,11 @@ fn spaces() -> Spaces {
     sum
 }
 
+/// Returns what the engine counts for the root memcg: the machine's dirty pages, and their limits.
+fn root_counters() -> MemcgCounters {
+    machine().memcgs().counters(MemcgId::ROOT).unwrap_or_default()
+}
+
 /// Returns the machine's memory counts in bytes. Mapped shared pages are summed over all address
 /// spaces, which counts a page once per mapping, so the sum is capped at the pages in use.
 fn memory(machine: &Machine) -> words::Memory {
@@ -87,6 +93,7 @@ fn memory(machine: &Machine) -> words::Memory {
     let count = |counter| machine.counter(counter) * FRAME_SIZE;
     let (shmem, files) = (count(Counter::ShmemPages), count(Counter::FilePages));
     let [swap_total, swap_free, swap_cached] = swap::bytes();
+    let root = root_counters();
     let [anonymous, unevictable] = [groups.anonymous, groups.unevictable].map(|pages| pages * FRAME_SIZE);
     words::Memory {
         total: frames.total() * FRAME_SIZE,
@@ -96,8 +103,8 @@ fn memory(machine: &Machine) -> words::Memory {
         swap_cached,
         active_anonymous: anonymous,
         inactive_file: files,
-        dirty: count(Counter::FileDirty),
-        writeback: count(Counter::FileWriteback),
+        dirty: root.dirty * FRAME_SIZE,
+        writeback: root.writing * FRAME_SIZE,
         unevictable,
         locked: unevictable,
         anonymous: anonymous + unevictable,
@@ -155,6 +162,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
     let machine = machine();
     let memory = memory(machine);
     let pages = |bytes: u64| bytes / FRAME_SIZE;
+    let root = root_counters();
     let counter = |counter| machine.counter(counter);
     let huge = |counter| machine.size_counter(counter, HUGE_ORDER);
     let rows = [
@@ -168,8 +176,8 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("nr_anon_pages", pages(memory.anonymous)),
         ("nr_mapped", pages(memory.mapped)),
         ("nr_file_pages", pages(memory.cached)),
-        ("nr_dirty", 0),
-        ("nr_writeback", 0),
+        ("nr_dirty", root.dirty),
+        ("nr_writeback", root.writing),
         ("nr_shmem", pages(memory.shmem)),
         ("nr_kernel_stack", memory.kernel_stack / 1024),
         ("nr_page_table_pages", pages(memory.page_tables)),
@@ -196,6 +204,8 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("thp_split_page", huge(SizeCounter::Split)),
         ("thp_split_page_failed", huge(SizeCounter::SplitFailed)),
         ("thp_deferred_split_page", counter(Counter::SplitDeferred)),
+        ("nr_dirty_threshold", root.dirty_limits.limit),
+        ("nr_dirty_background_threshold", root.dirty_limits.background),
     ];
     Words::of(|text| words::vmstat(text, rows))
 }

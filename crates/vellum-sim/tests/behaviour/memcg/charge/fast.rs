@@ -51,8 +51,8 @@ fn may_take_no_more<const N: usize>(kinds: [AllocateUntilFull; N]) {
         let usage = memcgs.usage(frames, memcg).unwrap();
         let taken = free - frames.free_frames();
         assert!(usage.charged <= LIMIT && usage.charged + 32 > LIMIT, "{cpus} CPUs: {usage:?}");
-        // The heads of memcgs, 32 to a frame, are charged to the root.
-        let heads = (held.memcgs.len() as u64 + 1) / 32;
+        // The heads of memcgs, 16 to a frame, are charged to the root.
+        let heads = (held.memcgs.len() as u64 + 1) / 16;
         assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
         assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
         drop((held.spaces, held.objects));

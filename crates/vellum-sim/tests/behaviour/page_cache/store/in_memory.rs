@@ -1,5 +1,6 @@
 //! Files whose changes stay in memory: the storage is never written, and changed pages go to swap.
 
+use vellum::memcg::MemcgId;
 use vellum::page_cache::{Changes, Writeback};
 use vellum::space::{MapFlags, unmap_removed};
 use vellum::stats::Counter;
@@ -43,7 +44,8 @@ fn swapped<A: Silicon>(arch: A) {
         assert_eq!(file.dirty(), (2, 0));
         file.write_back(&mut Writeback::complete(0..u64::MAX)).unwrap();
         assert_eq!((file.files.writes_under_way(), file.dirty()), (0, (2, 0)));
-        assert_eq!(file.on.count(Counter::FileDirty), 0, "no writeback makes them clean");
+        let counters = file.on.machine.memcgs().counters(MemcgId::ROOT).unwrap();
+        assert_eq!(counters.dirty, 0, "no writeback makes them clean");
         for round in 0..3 {
             file.reclaim_often();
             let counts = file.object.page_counts();

@@ -5,7 +5,6 @@ use vellum::memcg::MemcgId;
 use vellum::page_cache::{Changes, ObjectError, Writeback};
 use vellum::reclaim::reclaim;
 use vellum::space::{MapFlags, unmap_removed, write_back};
-use vellum::stats::Counter;
 use vellum_sim::{Schedule, Simulated};
 
 use super::fixture::{Context, Load, PAGE, TAG, with_two_spaces};
@@ -107,7 +106,7 @@ fn run(seed: u64, schedule: Schedule, load: Load, changes: Changes) {
         on.sync(Writeback::complete(0..u64::MAX));
         let counts = on.object.page_counts();
         assert_eq!(
-            (counts.dirty, counts.writing, on.machine.counter(Counter::FileDirty)),
+            (counts.dirty, counts.writing, on.machine.memcgs().counters(MemcgId::ROOT).unwrap().dirty),
             match changes {
                 Changes::ToStore => (0, 0, 0),
                 Changes::InMemory => (counts.dirty, 0, 0),

@@ -1,5 +1,7 @@
 //! Virtio devices on PCI, for the crate `virtio-drivers`: finding one, and its memory.
 
+pub mod folder;
+
 use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
 use crate::arch::serial::println;

@@ -1,7 +1,7 @@
 //! Driver of QEMU's folder of the host (`virtio-9p-pci`): the way of the messages of 9P2000.L.
 
+use super::Dma;
 use crate::arch::serial::println;
-use crate::mem::virtio::{self, Dma};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::p9;
@@ -19,7 +19,7 @@ pub struct SharedFolder(Mutex<(PciTransport, VirtQueue<Dma, QUEUE_SIZE>)>);
 impl SharedFolder {
     /// Returns the folder at a slot of the machine's first PCI bus.
     pub fn find(slot: u8) -> Option<Self> {
-        let mut transport = virtio::find(slot, DeviceType::_9P)?;
+        let mut transport = super::find(slot, DeviceType::_9P)?;
         transport.begin_init(Feature::VERSION_1);
         let queue = VirtQueue::new(&mut transport, 0, false, false)
             .inspect_err(|error| println!("folder {slot}: the queue cannot be set up: {error}"))
