@@ -1,4 +1,4 @@
-// files [MIB [FILE]]: measures reads, writes, mappings and reclaim of a file that a disk has, in
+// files [MIB [FILE [IMAGE]]]: measures reads, writes, mappings and reclaim of a file that a disk has, in
 // nanoseconds a page of 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // write     pwrite of 64 KiB at a time, of pages that are not in memory
@@ -16,9 +16,13 @@
 // msync     and the writes to the disk
 //
 // FILE is overwritten. By default it is the block device /dev/ram0, that of `vellum run --ram-disk`.
+// With IMAGE, a file of an ext4 file system, that is first written to /dev/ram0 and mounted at /mnt,
+// where FILE may be.
 // A disk in memory copies each page that is read or written once more. Checks all contents.
 #include "common.h"
 #include <inttypes.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 
 enum { CHUNK = 64 << 10 };
 
@@ -142,9 +146,26 @@ static void row(const char *name, double figure) {
     fflush(stdout);
 }
 
+// Writes the image of a file system to the disk in memory, and mounts it.
+static void mount_image(const char *path) {
+    int image = open(path, O_RDONLY), disk = open("/dev/ram0", O_WRONLY);
+    if (image < 0 || disk < 0)
+        die("%s, /dev/ram0", path);
+    for (ssize_t count; (count = read(image, buffer, CHUNK)) != 0;)
+        if (count < 0 || write(disk, buffer, (size_t)count) != count)
+            die("copying %s", path);
+    if (fsync(disk) || close(disk) || close(image))
+        die("/dev/ram0");
+    mkdir("/mnt", 0755);
+    if (mount("/dev/ram0", "/mnt", "ext4", 0, ""))
+        die("mount");
+}
+
 int main(int argc, char **argv) {
+    if (argc > 4)
+        die("usage: %s [MIB [FILE [IMAGE]]]", argv[0]);
     if (argc > 3)
-        die("usage: %s [MIB [FILE]]", argv[0]);
+        mount_image(argv[3]);
     length = (size_t)argument(argc, argv, 1, 64) << 20;
     errno = 0;
     if (length & (length - 1) || length / PAGE > 1 << 20)

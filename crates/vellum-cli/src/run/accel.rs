@@ -83,6 +83,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         root: None,
         icount: false,
         cont_blocks: true,
+        ram_disk: None,
         timeout: Some(ATTEMPT_LIMIT),
     };
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)

@@ -137,7 +137,7 @@ impl Kernel {
 
     /// Returns the kernel's command line. The arguments are the fields of the same names in
     /// [`super::machine::Machine`].
-    pub fn command_line(&self, cont_blocks: bool, icount: bool) -> String {
+    pub fn command_line(&self, cont_blocks: bool, icount: bool, ram_disk: Option<u64>) -> String {
         match self.kind {
             Kind::Vellum => {
                 ["run", if cont_blocks { "" } else { " apart" }, if icount { " counted" } else { "" }].concat()
@@ -147,7 +147,12 @@ impl Kernel {
             // which distributions turn on. `panic=-1` ends the machine at a panic.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
-                format!("console={console} panic=-1 rdinit=/init mitigations=off init_on_alloc=0 WIRE=/dev/{wire}")
+                // For a kernel that has the driver built in. The init passes a module its
+                // parameters.
+                let ram_disk = ram_disk.map_or_else(String::new, |bytes| ram_disk_parameters(bytes, " brd."));
+                format!(
+                    "console={console} panic=-1 rdinit=/init mitigations=off init_on_alloc=0 WIRE=/dev/{wire}{ram_disk}"
+                )
             }
         }
     }
@@ -180,7 +185,7 @@ impl Kernel {
                 format!("no init for Linux at {}: build it with `./x build --kernel`", init.display())
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
-            let parameters = ram_disk.map(|bytes| format!("rd_nr=1 rd_size={}", bytes.div_ceil(1 << 10)));
+            let parameters = ram_disk.map(|bytes| ram_disk_parameters(bytes, " "));
             if let Some(Root::Folder(path)) = root {
                 let path = path.display();
                 bail!("Debian's cloud kernels have no 9P: make an image, by `mke2fs -t ext4 -d {path} IMAGE SIZE`");
@@ -195,7 +200,7 @@ impl Kernel {
             for module in needed.into_iter().flatten() {
                 for (name, contents) in modules::with_dependencies(&self.image, module)? {
                     let parameters = parameters.as_deref().filter(|_| name == "brd").unwrap_or_default();
-                    options += &format!("module=/.vellum/{name}.ko {parameters}\n");
+                    options += &format!("module=/.vellum/{name}.ko {}\n", parameters.trim());
                     files.push(Extra { path: format!(".vellum/{name}.ko"), mode: 0o644, contents });
                 }
             }
@@ -223,6 +228,12 @@ impl Kernel {
     }
 }
 
+/// Returns the parameters of Linux's brd for one disk in memory of this size, with `before` before
+/// each.
+fn ram_disk_parameters(bytes: u64, before: &str) -> String {
+    format!("{before}rd_nr=1{before}rd_size={}", bytes.div_ceil(1 << 10))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,8 +254,8 @@ mod tests {
     #[test]
     fn linux_boots_without_mitigations_and_without_zeroing_allocations() {
         for arch in [Arch::X86_64, Arch::Aarch64] {
-            let line =
-                Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch, zswap: false }.command_line(true, true);
+            let line = Kernel { image: "vmlinuz".into(), kind: Kind::Linux, arch, zswap: false }
+                .command_line(true, true, None);
             let words: Vec<_> = line.split(' ').collect();
             assert!(words.contains(&"mitigations=off") && words.contains(&"init_on_alloc=0"), "{line}");
         }

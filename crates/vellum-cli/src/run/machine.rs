@@ -41,6 +41,8 @@ pub struct Machine<'a> {
     pub icount: bool,
     /// True if the reference kernel may map memory in contpte blocks.
     pub cont_blocks: bool,
+    /// Bytes of a disk in the machine's memory, if it has one.
+    pub ram_disk: Option<u64>,
     pub timeout: Option<Duration>,
 }
 
@@ -131,7 +133,7 @@ impl Machine<'_> {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
         qemu.arg("-kernel").arg(&self.kernel.image);
-        let command_line = self.kernel.command_line(self.cont_blocks, self.icount);
+        let command_line = self.kernel.command_line(self.cont_blocks, self.icount, self.ram_disk);
         let first = match self.kernel.kind {
             Kind::Vellum => arch.hand_over(&mut qemu, archive, self.archive.len()),
             Kind::Linux => {

@@ -241,6 +241,7 @@ impl Task {
             root: self.root.as_ref(),
             icount: self.icount,
             cont_blocks: !self.no_contiguous,
+            ram_disk: self.ram_disk,
             timeout: self.timeout.map(Duration::from_secs),
         };
         let end = machine.run(input, output, errors)?;
