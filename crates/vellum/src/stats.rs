@@ -68,6 +68,9 @@ pub enum Counter {
     /// Pages of 4 KiB that page-cache objects with a store have at present, those that are being
     /// read included. This counter also decreases.
     FilePages,
+    /// Pages of 4 KiB of files that were read again soon after reclaim had dropped them, so that
+    /// they were active at once (`workingset_activate_file`).
+    FileRefaults,
 }
 
 /// The counters of a machine per large-folio size (Linux: `hugepages-<size>kB/stats`).
@@ -102,7 +105,7 @@ pub(crate) const SIZES: usize = 14;
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
 /// The number of [`Counter`]s.
-pub const COUNTERS: usize = Counter::FilePages as usize + 1;
+pub const COUNTERS: usize = Counter::FileRefaults as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid value.
 #[derive(Debug, Default)]

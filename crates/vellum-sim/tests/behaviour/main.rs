@@ -73,6 +73,7 @@ mod page_cache {
         mod schedules;
         mod strict;
         mod throttle;
+        mod working_set;
         mod write_schedules;
         mod writes;
     }

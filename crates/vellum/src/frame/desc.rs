@@ -81,6 +81,11 @@ pub mod flag {
     /// A folio with [`OBJECT`] whose object has a store: reclaim drops it if it is clean, as the
     /// host's storage has its contents.
     pub const FILE: u32 = 1 << 26;
+    /// A folio with [`FILE`] that belongs to a working set: it was used again after its first use.
+    pub const ACTIVE: u32 = 1 << 27;
+    /// A folio with [`FILE`] that was used once since it was read, or, if it is [`ACTIVE`], since
+    /// reclaim last scanned it.
+    pub const REFERENCED: u32 = 1 << 28;
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous

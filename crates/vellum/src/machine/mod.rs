@@ -18,11 +18,14 @@ use crate::sync::{SpinLock, Walkers};
 mod bits;
 mod compaction;
 mod frame_set;
+mod refault;
 mod scratch;
 mod tally;
 
 use compaction::Compaction;
 pub(crate) use frame_set::FrameSet;
+pub(crate) use refault::Dropped;
+use refault::{FileOf, Refaults};
 use scratch::ScratchBuffer;
 pub(crate) use scratch::{FrameRange, Scratch};
 pub(crate) use tally::DirtyTally;
@@ -49,6 +52,8 @@ pub struct Machine<'p, P: Platform> {
     zero_folio: ZeroFolio,
     /// The state of compaction.
     compaction: Compaction,
+    /// The pages of files that reclaim dropped lately.
+    refaults: Refaults<'p>,
     swaps: Swaps<P>,
     shmem_swap_list: SpinLock<ShmemSwapList>,
     /// The identifier of the next space.
@@ -104,6 +109,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         let counters = alloc_permanent_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
         let scratch_buffers = alloc_permanent_slice::<ScratchBuffer, P>(&frames, cpus).map_err(too_small)?;
         let swaps = Swaps::new(&frames).map_err(too_small)?;
+        let refaults = Refaults::new(&frames).map_err(too_small)?;
         let zero_folio = Self::alloc_zero_folio(&frames).map_err(too_small)?;
         Ok(Machine {
             frames,
@@ -116,6 +122,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             swaps,
             shmem_swap_list: SpinLock::new(ShmemSwapList { first: Pfn::NONE }),
             compaction: Compaction::default(),
+            refaults,
             spaces: AtomicU64::new(1),
             serials: AtomicU64::new(1),
         })
@@ -174,6 +181,14 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// Returns the state of compaction.
     pub(crate) fn compaction(&self) -> &Compaction {
         &self.compaction
+    }
+
+    /// Returns true if a page of a file that a memcg reads belongs to its working set: reclaim
+    /// dropped it lately, and would not have if the memcg's pages in other uses had been fewer.
+    pub(crate) fn is_refault(&self, object: u64, page: u64, memcg: MemcgId) -> bool {
+        let distance = self.refaults.distance(FileOf::new(object, memcg), page, self.memcgs.clock(memcg).load(Relaxed));
+        let charged = self.memcgs.counters(memcg).map_or(0, |counters| counters.charged);
+        distance.is_some_and(|distance| distance <= charged)
     }
 
     /// Returns the swap devices.

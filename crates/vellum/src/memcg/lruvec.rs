@@ -34,20 +34,25 @@ pub enum LruList {
     /// Lazyfree folios: anonymous folios that reclaim may free without writing them to swap
     /// (`MADV_FREE`).
     Lazyfree = 3,
-    /// Folios of page-cache objects with a store: files of the host's storage.
+    /// Folios of page-cache objects with a store, files of the host's storage, which were not used
+    /// since their first use (Linux: the inactive list).
     File = 4,
+    /// Folios of files that were used again, or were read again soon after reclaim dropped them
+    /// (Linux: the active list).
+    ActiveFile = 5,
 }
 
 impl LruList {
     /// The number of lists.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
     /// All lists, in the order of their numbers.
     pub(crate) const ALL: [LruList; LruList::COUNT] =
-        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree, LruList::File];
+        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazyfree, LruList::File, LruList::ActiveFile];
 
     /// Returns the list on which a folio belongs while no locked VMA maps it.
     pub(crate) fn evictable(head: &Frame) -> LruList {
         match head.state() {
+            state if state.has(flag::ACTIVE) => LruList::ActiveFile,
             state if state.has(flag::FILE) => LruList::File,
             state if state.has(flag::OBJECT) => LruList::Shmem,
             state if state.has(flag::LAZYFREE) => LruList::Lazyfree,
@@ -71,6 +76,7 @@ impl LruList {
             3 => Some(LruList::Shmem),
             4 => Some(LruList::Lazyfree),
             5 => Some(LruList::File),
+            6 => Some(LruList::ActiveFile),
             _ => None,
         }
     }

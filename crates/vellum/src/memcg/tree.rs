@@ -58,6 +58,8 @@ pub(super) struct Memcg {
     pub(super) stocked: [AtomicU64; LRUVEC_WORDS],
     /// Pages of files that differ from the storage.
     pub(super) dirty: DirtyPages,
+    /// The number of file pages of the memcg alone that reclaim ever dropped.
+    dropped: AtomicU64,
 }
 
 /// The number of memcgs' heads in a frame.
@@ -264,6 +266,12 @@ impl<'p> Memcgs<'p> {
         let parent =
             |id: &MemcgId| (*id != MemcgId::ROOT).then(|| MemcgId(self.memcg(*id).parent.load(Relaxed) as u16));
         core::iter::successors(Some(id), parent)
+    }
+
+    /// Returns the number of file pages of a memcg alone that reclaim ever dropped, the clock of
+    /// refault distances. A memcg that gets the number of a removed one goes on from there.
+    pub(crate) fn clock(&self, id: MemcgId) -> &'p AtomicU64 {
+        &self.memcg(id).dropped
     }
 
     /// Returns whether `id` is `memcg` or one of its descendants. Takes no lock.

@@ -9,6 +9,7 @@ use super::swap_out::{NoSwapSpace, SwapOut};
 use super::{Changes, Object, Writeback, Writes, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame};
+use crate::machine::Dropped;
 use crate::platform::{FailPoint, Platform, allows};
 
 /// The number of folios that are dropped under one hold of the object's lock (INV-11).
@@ -43,7 +44,8 @@ impl<P: Platform> Object<'_, P> {
                 start_write(self, frame);
             });
         }
-        drop_unused(self, folios.clone(), ends_wanted, |_| 0, |_| ());
+        let mut times = Dropped::new(self.machine, self.serial());
+        drop_unused(self, folios.clone(), (ends_wanted, Some(&mut times)), |_| 0, |_| ());
         if has_dirty && changes == Changes::InMemory {
             // Those that were dropped have no page in the index any more, and are passed over.
             folios.filter(|(_, frame)| has_dirty_pages(self, frame)).try_for_each(&mut swap_out)?;
@@ -56,15 +58,17 @@ impl<P: Platform> Object<'_, P> {
 /// which have no use but that of the object, the isolation, and as many PTEs as `cleared` returns
 /// for the folio: the caller has cleared these and flushed, and the folio's counts have them still.
 /// A folio for which that is not 0 is passed to `dropped` when it is dropped, and keeps its counts:
-/// the caller frees it whatever they are. Drops no folio of another object. No lock is held.
+/// the caller frees it whatever they are. Keeps the times of dropped folios in `times`: reclaim has
+/// it, and a program that asks for its pages to be dropped does not, as they are no working set.
+/// Drops no folio of another object. No lock is held.
 pub(crate) fn drop_unused<'f, P: Platform>(
     object: &Object<'_, P>,
     mut folios: impl Iterator<Item = (Pfn, &'f Frame)>,
-    ends_wanted: bool,
+    (ends_wanted, mut times): (bool, Option<&mut Dropped<'_, '_, P>>),
     cleared: impl Fn(&Frame) -> u32,
     dropped: impl Fn(&Frame),
 ) {
-    while drop_batch(object, &mut folios, ends_wanted, (&cleared, &dropped)) {
+    while drop_batch(object, &mut folios, (ends_wanted, times.as_deref_mut()), (&cleared, &dropped)) {
         object.machine.platform().resched();
     }
 }
@@ -92,7 +96,7 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
             continue;
         }
         drop(state);
-        drop_batch(object, &mut core::iter::once((head, frame)), true, (|_| 0, |_| ()));
+        drop_batch(object, &mut core::iter::once((head, frame)), (true, None), (|_| 0, |_| ()));
         machine.put_folio(head, 1, 0);
         page = folio.end.max(page);
         machine.platform().resched();
@@ -124,12 +128,13 @@ fn pages_of<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> Range<u64> {
 /// Removes the first of these folios, to each of which the caller has a reference, from an object
 /// with a store (Linux: `__remove_mapping`). Their contents are in the host's storage. Leaves those
 /// that have dirty pages, that a PTE maps, except as many as `cleared` returns, or to which there
-/// are other references, and all while the object's gate is closed (INV-21). Returns whether there
-/// may be more folios. Takes the object's lock.
+/// are other references, and all while the object's gate is closed (INV-21). Keeps the times of
+/// those that it removes in `times`, if it is there. Returns whether there may be more folios.
+/// Takes the object's lock.
 fn drop_batch<'f, P: Platform>(
     object: &Object<'_, P>,
     folios: &mut impl Iterator<Item = (Pfn, &'f Frame)>,
-    ends_wanted: bool,
+    (ends_wanted, mut times): (bool, Option<&mut Dropped<'_, '_, P>>),
     (cleared, on_drop): (impl Fn(&Frame) -> u32, impl Fn(&Frame)),
 ) -> bool {
     let (machine, frames) = (object.machine, object.machine.frames());
@@ -149,9 +154,12 @@ fn drop_batch<'f, P: Platform>(
             frame.counts() == Counts { refs: present + 1 + maps, maps }
                 && allows(machine.platform(), FailPoint::Unpinned)
         };
-        let of_folio = (head, 1 << page_order, ends_wanted);
-        let removed = state.index.remove_clean(frames, pages_of(object, frame), of_folio, is_unshared, &mut nodes);
+        let (own, of_folio) = (pages_of(object, frame), (head, 1 << page_order, ends_wanted));
+        let removed = state.index.remove_clean(frames, own.clone(), of_folio, is_unshared, &mut nodes);
         if removed > 0 {
+            if let Some(times) = &mut times {
+                times.add(frame, own, u64::from(removed) << page_order);
+            }
             mapping::clear_object(frame);
             pages += u64::from(removed);
             if maps > 0 {

@@ -65,8 +65,8 @@ pub(super) struct NewFolio<'m, P: Platform> {
     folio: Option<(Pfn, u8)>,
     /// log2 of the number of frames of a page of the object.
     page_order: u8,
-    /// True if the object has a store.
-    has_store: bool,
+    /// The flags of the folio.
+    flags: u32,
 }
 
 /// The index nodes that an insertion may need, allocated before the object is locked. Dropping this
@@ -83,7 +83,13 @@ impl<'m, P: Platform> NewFolio<'m, P> {
     /// Creates a value without a folio, for an object.
     pub(super) fn new(object: &Object<'m, P>) -> Self {
         let Head { page_order, store, .. } = *object.head();
-        NewFolio { machine: object.machine, folio: None, page_order, has_store: store.is_some() }
+        let flags = if store.is_some() { flag::OBJECT | flag::FILE } else { flag::OBJECT };
+        NewFolio { machine: object.machine, folio: None, page_order, flags }
+    }
+
+    /// Has the next folio begin on the list of active ones.
+    pub(super) fn activate(&mut self) {
+        self.flags |= flag::ACTIVE;
     }
 
     /// Allocates a folio of this order, charged to `memcg`, and frees the folio that was present,
@@ -96,8 +102,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         let frames = self.machine.frames();
         let (pfn, lruvec) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
-        let flags = if self.has_store { flag::OBJECT | flag::FILE } else { flag::OBJECT };
-        let head = frames.make_folio(pfn, order, flags, Counts { refs, maps: 0 });
+        let head = frames.make_folio(pfn, order, self.flags, Counts { refs, maps: 0 });
         mapping::clear_object(head);
         let charged = self.machine.memcgs().charge_frames(
             frames,

@@ -13,11 +13,13 @@ use arrayvec::ArrayVec;
 
 use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
-use super::readahead::Readahead;
+use super::readahead::{NewlyUsed, Readahead};
 use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
+use crate::frame::flag;
 use crate::machine::Machine;
-use crate::memcg::{DirtyChange, MemcgId};
+use crate::memcg::{DirtyChange, LruList, MemcgId};
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
+use crate::stats::Counter;
 use crate::sync::Retries;
 
 /// log2 of the number of pages that are read together, in a naturally aligned block.
@@ -38,8 +40,10 @@ impl<'m, P: Platform> Object<'m, P> {
             return Ok(());
         }
         let _pinned = self.pin_memcg(memcg)?;
-        let ahead = opener.access(pages.clone());
-        core::iter::once(pages).chain(ahead).try_for_each(|pages| Reads(self).read_missing(pages, memcg))
+        let (used, ahead) = (opener.newly_used(&pages), opener.access(pages.clone()));
+        let read = core::iter::once(pages).chain(ahead).try_for_each(|pages| Reads(self).read_missing(pages, memcg));
+        Reads(self).note_use(used);
+        read
     }
 }
 
@@ -204,6 +208,30 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         Ok(())
     }
 
+    /// Records a use of the folios in which an opener begins to use pages (Linux:
+    /// `folio_mark_accessed`). The second use of a folio makes it active. No lock is held.
+    fn note_use(&self, used: NewlyUsed) {
+        let (machine, frames) = (self.0.machine, self.0.machine.frames());
+        let mut at = used.pages.start;
+        while at < used.pages.end {
+            let state = self.0.lock();
+            let Some(pfn) = state.index.find(frames, at).and_then(Entry::frame) else { return };
+            let (head, frame) = frames.head(pfn);
+            let page_order = self.0.page_order();
+            let begins_before = pfn != head && at == used.pages.start && used.continues;
+            at += u64::from((1 << frame.order()) - (pfn.0 - head.0)) >> page_order;
+            let was_used = begins_before || frame.has(flag::REFERENCED) || frame.set_flag(flag::REFERENCED);
+            let is_second = was_used && !begins_before && !frame.has(flag::ACTIVE);
+            if is_second && frames.get_counts_checked(head, frame, 1, 0).is_ok() {
+                drop(state);
+                frame.clear_flag(flag::REFERENCED);
+                frame.set_flag(flag::ACTIVE);
+                machine.lru().relist(head, Some(LruList::File), LruList::ActiveFile);
+                machine.put_folio(head, 1, 0);
+            }
+        }
+    }
+
     /// Returns the first of `pages` that are missing, as far as they follow each other and have
     /// their entries in one index node, and the number of index nodes that inserting them needs, as
     /// if the object's size were at least `size` bytes. Returns `None` if none of `pages` is
@@ -247,8 +275,15 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
             let order = (0..=orders.ilog2()).rev().filter(|order| orders >> order & 1 != 0).find(fits).unwrap_or(0);
             let mut folio = NewFolio::new(self.0);
+            let is_refault = self.0.machine.is_refault(self.0.serial(), at, memcg);
+            if is_refault {
+                folio.activate();
+            }
             match folio.provide(order as u8 + page_order, false, memcg) {
                 Ok(()) => {
+                    if is_refault {
+                        self.0.machine.count(Counter::FileRefaults, 1 << (order as u8 + page_order));
+                    }
                     folios.push(folio);
                     at += 1 << order;
                 }

@@ -32,6 +32,14 @@ pub enum Expected {
     Random,
 }
 
+/// Pages that an opener begins to use.
+pub(super) struct NewlyUsed {
+    /// The pages.
+    pub(super) pages: Range<u64>,
+    /// The opener has just used the page before them.
+    pub(super) continues: bool,
+}
+
 /// The readahead state of one opener of a file.
 #[derive(Clone, Debug)]
 pub struct Readahead {
@@ -121,6 +129,12 @@ impl Readahead {
             }
         }
         ranges
+    }
+
+    /// Returns the pages that an access uses and the access before it did not use.
+    pub(super) fn newly_used(&self, pages: &Range<u64>) -> NewlyUsed {
+        let pages = self.news(pages.clone()).unwrap_or(0..0);
+        NewlyUsed { continues: pages.start == self.last.end && !self.last.is_empty(), pages }
     }
 
     /// Returns the part of an access that the access before it did not have; `None` if it had all.

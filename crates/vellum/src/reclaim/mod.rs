@@ -29,8 +29,10 @@
 //!
 //! Reclaim begins with the memory that costs least: the unmapped pages of partially mapped folios
 //! (`split`), and after these lazyfree folios, which are freed without a write
-//! ([`LruList::Lazyfree`]), and folios of files, which the host's storage has
-//! ([`LruList::File`]).
+//! ([`LruList::Lazyfree`]), and folios of files, which the host's storage has. Of these it takes
+//! the ones that were used once ([`LruList::File`]), and leaves those of working sets
+//! ([`LruList::ActiveFile`]): folios that were used again, and those that were read again soon
+//! after they were dropped. Active folios that are not used become inactive when they are too many.
 //!
 //! Compaction (`compact`) empties pageblocks by the same means, so that faults find large blocks.
 
@@ -54,8 +56,10 @@ use crate::vma::Vma;
 /// `resched` (INV-11). A batch also ends at [`ISOLATION_BATCH`] victims.
 const BATCH_FOLIOS: usize = 512;
 
-/// The list whose folios are dropped, as their contents are in the host's storage.
-const DROPPABLE: &[LruList] = &[LruList::File];
+/// The lists whose folios are dropped, as their contents are in the host's storage: those that were
+/// used once, and all.
+const UNUSED_FILES: &[LruList] = &[LruList::File];
+const FILES: &[LruList] = &[LruList::File, LruList::ActiveFile];
 
 /// The lists whose folios are paged out to swap. Reclaim scans them several times. In the last scan
 /// it takes young folios too.
@@ -106,26 +110,42 @@ pub fn reclaim<'m, P: Platform>(
     let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
     work.split_partial(scope);
-    work.shrink_lists(scope, &[LruList::Lazyfree], false);
+    work.shrink_lists(scope, &[LruList::Lazyfree], Spares::None);
     // The lists of each round, and whether it spares young folios. The unevictable list may have
     // folios that no locked VMA maps any more: for example, the parent that locked them has exited,
     // and its child still maps them.
     let unevictable: &[LruList] = &[LruList::Unevictable];
     let rounds = [
-        (DROPPABLE, true),
-        (SWAPPABLE, true),
-        (DROPPABLE, true),
-        (SWAPPABLE, true),
-        (DROPPABLE, false),
-        (SWAPPABLE, false),
-        (unevictable, false),
+        (UNUSED_FILES, Spares::Young),
+        (SWAPPABLE, Spares::Young),
+        (UNUSED_FILES, Spares::Young),
+        (SWAPPABLE, Spares::Young),
+        (FILES, Spares::None),
+        (SWAPPABLE, Spares::None),
+        (unevictable, Spares::None),
     ];
-    for (lists, spare_young) in rounds {
-        if work.done.freed < pages && (lists == DROPPABLE || machine.swaps().has_room(machine.platform())) {
-            work.shrink_lists(scope, lists, spare_young);
+    for (lists, spares) in rounds {
+        let (first, has_room) = (lists[0], || machine.swaps().has_room(machine.platform()));
+        if work.done.freed < pages && (first == LruList::File || has_room()) {
+            if lists == UNUSED_FILES {
+                work.deactivate_files(scope);
+            }
+            work.shrink_lists(scope, lists, spares);
         }
     }
     Ok(work.done)
+}
+
+/// The folios that a scan of a list leaves as they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spares {
+    /// None.
+    None,
+    /// Young ones, which go back to the young end of their list, or, if they are folios of files
+    /// that were used before, to the list of active ones.
+    Young,
+    /// All: young ones stay active, and the others go to the list of files that are not.
+    Active,
 }
 
 /// One attempt to reclaim (Linux: `scan_control`).
@@ -233,13 +253,31 @@ impl RmapSearch {
 }
 
 impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
-    /// Scans `lists` of all lruvecs in `scope` at most once, until enough pages are freed. With
-    /// `spare_young`, young folios go back to the young end.
+    /// Deactivates folios of files, if more than three quarters of the pages of files are active
+    /// (Linux: `shrink_active_list`, `inactive_is_low`), so that a new page has time to be used
+    /// again, and an active one that is not used leaves in the end. Scans no more than twice what
+    /// is wanted, so that an attempt to reclaim stays short where all are young.
+    fn deactivate_files(&mut self, scope: ReclaimScope) {
+        let lru = self.machine.memcgs().lru(self.machine.frames());
+        let lruvecs = || lru.lruvecs_on(scope.memcg, scope.node);
+        let listed = |list| lruvecs().map(|lruvec| lru.list_pages(lruvec, list)).sum::<u64>();
+        let (inactive, active) = (listed(LruList::File), listed(LruList::ActiveFile));
+        let missing = ((inactive + active) / 4).saturating_sub(inactive).min(self.wanted.saturating_mul(2));
+        if missing == 0 {
+            return;
+        }
+        lruvecs().for_each(|lruvec| {
+            let own = lru.list_pages(lruvec, LruList::ActiveFile);
+            self.shrink_list(lruvec, LruList::ActiveFile, (own * missing).div_ceil(active), 0, Spares::Active);
+        });
+    }
+
+    /// Scans `lists` of all lruvecs in `scope` at most once, until enough pages are freed.
     ///
     /// The scan goes in turns. Each turn scans the same fraction of every list, and frees from no
     /// list more than the list's share of the pages that are still to be freed. The fraction
     /// doubles with each turn.
-    fn shrink_lists(&mut self, scope: ReclaimScope, lists: &[LruList], spare_young: bool) {
+    fn shrink_lists(&mut self, scope: ReclaimScope, lists: &[LruList], spares: Spares) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let each = |lruvec| lists.iter().map(move |list| (lruvec, *list));
         let all_lists = || memcgs.lru(frames).lruvecs_on(scope.memcg, scope.node).flat_map(each);
@@ -251,7 +289,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
                 let listed = memcgs.lru(frames).list_pages(lruvec, list);
                 // The product does not overflow: there are fewer than 2^32 frames.
                 let share_of = |pages: u64| (listed * pages).div_ceil(all);
-                self.shrink_list(lruvec, list, share_of(turn_pages), share_of(missing), spare_young);
+                self.shrink_list(lruvec, list, share_of(turn_pages), share_of(missing), spares);
             });
             scanned += turn_pages;
             turn_pages = (2 * turn_pages).min(all);
@@ -260,8 +298,12 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
 
     /// Scans `left` pages of one lruvec's list, in batches, and frees no more than `share` of them
     /// and no more than is wanted. No lock is held between batches.
-    fn shrink_list(&mut self, lruvec: LruvecId, list: LruList, mut left: u64, share: u64, spare_young: bool) {
-        let enough = self.wanted.min(self.done.freed.saturating_add(share));
+    fn shrink_list(&mut self, lruvec: LruvecId, list: LruList, mut left: u64, share: u64, spares: Spares) {
+        // A scan that frees none ends after `left` pages.
+        let enough = match spares {
+            Spares::Active => u64::MAX,
+            _ => self.wanted.min(self.done.freed.saturating_add(share)),
+        };
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
         while left > 0 && self.done.freed < enough {
@@ -270,7 +312,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             let limit = IsolateLimit { folios: BATCH_FOLIOS, pages: left.min(enough - self.done.freed) };
             // A victim is young or not as a whole, so folios are joined only if accessed bits are
             // not checked.
-            let joins = !spare_young && matches!(list, LruList::Anon | LruList::Lazyfree);
+            let joins = spares == Spares::None && matches!(list, LruList::Anon | LruList::Lazyfree);
             let take = |head, frame, frames| {
                 isolated.add(frame);
                 let next = Victim::new(head, frame, frames);
@@ -283,7 +325,9 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             if pages == 0 {
                 break;
             }
-            self.done.scanned += pages;
+            if spares != Spares::Active {
+                self.done.scanned += pages;
+            }
             left = left.saturating_sub(pages);
             if list == LruList::Unevictable {
                 victims.sort_unstable_by_key(Victim::is_object);
@@ -295,9 +339,9 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
                 anonymous.sort_unstable_by_key(|victim| victim.rmap_key);
             }
             for family in anonymous.chunk_by_mut(|a, b| a.family() == b.family()) {
-                self.reclaim_family(family, isolated, spare_young, None);
+                self.reclaim_family(family, isolated, spares == Spares::Young, None);
             }
-            self.reclaim_objects(objects, isolated, spare_young);
+            self.reclaim_objects(objects, isolated, spares);
             self.done.freed += isolated.putback(machine, victims.iter().map(|victim| (victim.head, victim.frames)));
             machine.platform().resched();
         }

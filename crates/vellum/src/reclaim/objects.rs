@@ -13,18 +13,44 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 
 use crate::addr::VirtRange;
+use crate::frame::flag;
 use crate::page_cache::{self, Object};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, ISOLATION_BATCH, IsolationBatch, Rmap, Spaces, each_mapper};
 use crate::vma::Vma;
 
-use super::{Reclaim, Victim};
+use super::{Reclaim, Spares, Victim};
+
+impl Victim<'_> {
+    /// Records for a folio of a file that reclaim has scanned it: decides whether it is active from
+    /// now on. The caller has isolated the folio, and puts it on the list that follows from this.
+    fn age(&self, spares: Spares) {
+        let frame = self.frame;
+        match spares {
+            Spares::None => {}
+            // The first time that it is found young is its first use, or the second if it was read.
+            Spares::Young if !self.young => {}
+            Spares::Young => {
+                if frame.set_flag(flag::REFERENCED) {
+                    frame.clear_flag(flag::REFERENCED);
+                    frame.set_flag(flag::ACTIVE);
+                }
+            }
+            Spares::Active => {
+                if !self.young && !frame.has(flag::REFERENCED) {
+                    frame.clear_flag(flag::ACTIVE);
+                }
+                frame.clear_flag(flag::REFERENCED);
+            }
+        }
+    }
+}
 
 impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
     /// Reclaims victims of page-cache objects, one object at a time. Skips victims that another CPU
     /// has removed from their object meanwhile: [`IsolationBatch::putback`] frees those that are
     /// not in use any more.
-    pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spare_young: bool) {
+    pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: IsolationBatch, spares: Spares) {
         victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;
         while let Some(first) = rest.first() {
@@ -33,29 +59,33 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             let count = rest.iter().take_while(same).count().max(1);
             let (same_object, others) = rest.split_at_mut(count);
             if let Some(object) = object {
-                self.reclaim_object(&object, same_object, isolated, spare_young);
+                self.reclaim_object(&object, same_object, isolated, spares);
             }
             rest = others;
         }
     }
 
     /// Reclaims victims of one object, in the order of their pages: unmaps them in every space, and
-    /// has the object write them to swap. With `spare_young`, first checks the accessed bits of all
-    /// PTEs that map the victims, and leaves young victims mapped.
+    /// has the object write them to swap. If it spares young ones, it first checks the accessed
+    /// bits of all PTEs that map the victims.
     fn reclaim_object(
         &self,
         object: &Object<'m, P>,
         victims: &mut [Victim<'m>],
         isolated: IsolationBatch,
-        spare_young: bool,
+        spares: Spares,
     ) {
-        if spare_young {
+        if spares != Spares::None {
             self.object_rmap_walk(object, victims, |space, vma, victims| {
                 for victim in victims {
                     let range = Rmap::of(space).mapped_part(vma, object, &pages_of(object, victim));
                     victim.young |= range.is_some_and(|range| Rmap::of(space).clear_young(*range, victim.head).young);
                 }
             });
+        }
+        victims.iter().filter(|victim| victim.frame.has(flag::FILE)).for_each(|victim| victim.age(spares));
+        if spares == Spares::Active {
+            return;
         }
         victims.sort_unstable_by_key(|victim| (victim.young, victim.rmap_key));
         let old = victims.partition_point(|victim| !victim.young);
@@ -77,7 +107,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         // its pages are about to be freed, so a write would be wasted. If swap has no room for one
         // folio, it has none for the next.
         if !object.is_sole_reference() {
-            let _ = object.evict(unmapped.map(|victim| (victim.head, victim.frame)), !spare_young);
+            let _ = object.evict(unmapped.map(|victim| (victim.head, victim.frame)), spares == Spares::None);
         }
     }
 

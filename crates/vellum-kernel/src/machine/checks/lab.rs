@@ -9,7 +9,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::arch::Arch;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
-use vellum::memcg::{MemcgId, MemcgUsage};
+use vellum::memcg::{LruList, MemcgId, MemcgUsage};
 use vellum::stats::{COUNTERS, Counter};
 
 /// A check failed. The reason is on the console.
@@ -75,7 +75,9 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the memcg's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
         let MemcgUsage { peak, limit, .. } = usage;
-        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0, 0], deferred, swapped: 0, lruvecs: 0 };
+        let mut lru = [0; LruList::COUNT];
+        lru[LruList::Anon as usize] = listed;
+        let expected = MemcgUsage { charged, peak, limit, lru, deferred, swapped: 0, lruvecs: 0 };
         expect("usage of the memcg", usage, expected)
     }
 }
@@ -106,6 +108,7 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::PagesMigrated,
     Counter::ShmemPages,
     Counter::FilePages,
+    Counter::FileRefaults,
 ];
 
 fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {

@@ -135,7 +135,8 @@ pub fn update_limits() {
     memcgs::table().each_numbered(|engine, below| {
         let Ok(counters) = counters(engine) else { return };
         let files = below.filter_map(|memcg| machine().memcgs().usage(frames, memcg).ok());
-        let files: u64 = files.map(|usage| usage.lru[LruList::File as usize]).sum();
+        let files: u64 =
+            files.map(|usage| usage.lru[LruList::File as usize] + usage.lru[LruList::ActiveFile as usize]).sum();
         let own = counters.limit.saturating_sub(counters.charged) + files;
         let limits = if counters.limit == u64::MAX { DirtyLimits::NONE } else { limits(own.min(available), available) };
         let _ = machine().memcgs().throttle().set_limits(engine, limits);

@@ -70,7 +70,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             drop_unused(
                 &object,
                 cleared.clone(),
-                true,
+                (true, None),
                 |frame| isolated.cleared(frame),
                 |frame| {
                     isolated.set_unmapped(frame, true);

@@ -14,8 +14,12 @@ use vellum_kernel::proc::Text as Words;
 pub struct Listed {
     /// Anonymous pages on the evictable lists.
     pub anonymous: u64,
-    /// Page-cache pages on the evictable lists.
-    pub objects: u64,
+    /// Pages of shared memory and of files in memory on the evictable lists.
+    pub shared: u64,
+    /// Pages of files with a store on the evictable lists: those that are not active.
+    pub inactive_files: u64,
+    /// And those that are.
+    pub active_files: u64,
     /// Pages on the unevictable lists.
     pub unevictable: u64,
 }
@@ -23,20 +27,27 @@ pub struct Listed {
 impl Listed {
     fn add(&mut self, lists: &[u64; LruList::COUNT]) {
         self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazyfree as usize];
-        self.objects += lists[LruList::Shmem as usize] + lists[LruList::File as usize];
+        self.shared += lists[LruList::Shmem as usize];
+        self.inactive_files += lists[LruList::File as usize];
+        self.active_files += lists[LruList::ActiveFile as usize];
         self.unevictable += lists[LruList::Unevictable as usize];
+    }
+
+    /// Returns the pages of the page cache.
+    pub fn objects(&self) -> u64 {
+        self.shared + self.inactive_files + self.active_files
     }
 
     /// Returns these numbers under their names in `memory.stat`.
     fn rows(&self) -> [(&'static str, u64); 8] {
         [
             ("anon", self.anonymous + self.unevictable),
-            ("file", self.objects),
-            ("shmem", self.objects),
+            ("file", self.objects()),
+            ("shmem", self.shared),
             ("inactive_anon", 0),
-            ("active_anon", self.anonymous),
-            ("inactive_file", 0),
-            ("active_file", 0),
+            ("active_anon", self.anonymous + self.shared),
+            ("inactive_file", self.inactive_files),
+            ("active_file", self.active_files),
             ("unevictable", self.unevictable),
         ]
     }
@@ -95,7 +106,7 @@ pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     };
     let usage = usage(engine)?;
     let charged = usage.charged;
-    let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
+    let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects());
     let counters = counters(engine)?;
     let rows = listed.rows().into_iter().chain([
         ("kernel", others),
