@@ -54,7 +54,8 @@ impl Writeback {
     }
 
     /// Has only pages written that are charged to `memcg` or its descendants, and about `pages` of
-    /// them, so that the host can turn to another file ([`Writeback::rest`]).
+    /// them, in pages of the object's size, so that the host can turn to another file
+    /// ([`Writeback::rest`]).
     pub fn limited(self, memcg: MemcgId, pages: u64) -> Self {
         Writeback { memcg: Some(memcg), left: pages, ..self }
     }
@@ -162,13 +163,15 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
             return Ok(None);
         }
         while !pass.started {
+            if pass.left == 0 {
+                return Ok(None);
+            }
             let mut state = self.0.lock();
             // PTEs get an object's pages under its lock.
             if unmapped.is_some_and(|folio| folio.counts().maps != 0) {
                 return Ok(None);
             }
             let next = match state.index.next_dirty(frames, pass.pages.start) {
-                _ if pass.left == 0 => return Ok(None),
                 NextPage::At(page) if page < pass.pages.end => page,
                 NextPage::NotBelow(page) if page < pass.pages.end => {
                     drop(state);

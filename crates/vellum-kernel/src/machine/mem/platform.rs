@@ -172,7 +172,7 @@ impl platform::Storage for Host {
     }
 
     fn dirtied(&self, memcg: MemcgId, pages: u64) {
-        // What no thread made dirty, the flusher finds.
+        // The flusher finds the pages that a task of the kernel made dirty.
         thread::current(|thread| thread.dirtied.add(memcg, pages));
     }
 

@@ -146,7 +146,7 @@ fn late<A: Silicon>(arch: A) {
     with_shared_file(arch, |file| {
         file.read(0..16);
         file.shrink(16);
-        // What else is charged to the memcg counts as memory that the page could have had.
+        // Reclaim could have kept the page instead of anything else that is charged to the memcg.
         let charged = file.on.machine.memcgs().counters(file.on.memcg).unwrap().charged / (file.on.page >> 12);
         file.stream(charged / 32 + 2);
         let before = file.on.count(Counter::FileRefaults);
