@@ -19,23 +19,7 @@
 
 enum { PAGES = HUGE / PAGE, PIECES = 8 };
 
-// Returns `AnonHugePages` of the VMA that begins at `memory`, in bytes, or -1 if there is none.
-static long huge_bytes(const char *memory) {
-    FILE *file = fopen("/proc/self/smaps", "re");
-    char line[512], start[32];
-    long kib, found = -1;
-    bool here = false;
-    snprintf(start, sizeof start, "%lx-", (unsigned long)(uintptr_t)memory);
-    while (file && found < 0 && fgets(line, sizeof line, file)) {
-        if (strchr(line, '-') && strspn(line, "0123456789abcdef") > 4)
-            here = !strncmp(line, start, strlen(start));
-        if (here && sscanf(line, "AnonHugePages: %ld kB", &kib) == 1)
-            found = kib << 10;
-    }
-    if (file)
-        fclose(file);
-    return found;
-}
+static long huge_bytes(const char *memory) { return smaps_bytes(memory, "AnonHugePages"); }
 
 // Maps memory and touches every third page by a small folio.
 static char *touched_thirds(size_t length) {

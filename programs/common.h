@@ -121,6 +121,25 @@ static inline long figure(const char *path, const char *name) {
     return value;
 }
 
+// Returns the figure `name` of the VMA that begins at `memory`, in bytes, or -1 if there is none.
+static inline long smaps_bytes(const char *memory, const char *name) {
+    FILE *file = fopen("/proc/self/smaps", "re");
+    char line[512], start[32];
+    long kib, found = -1;
+    size_t length = strlen(name);
+    bool here = false;
+    snprintf(start, sizeof start, "%lx-", (unsigned long)(uintptr_t)memory);
+    while (file && found < 0 && fgets(line, sizeof line, file)) {
+        if (strchr(line, '-') && strspn(line, "0123456789abcdef") > 4)
+            here = !strncmp(line, start, strlen(start));
+        if (here && !strncmp(line, name, length) && sscanf(line + length, ": %ld kB", &kib) == 1)
+            found = kib << 10;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
 // A fact that must hold.
 struct rule {
     const char *name;

@@ -157,7 +157,7 @@ our_programs() {
     expect 0 "a disk" guest --smp 2 --disk 16M -- "$1/store" /dev/vda </dev/null
     expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
     expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
-    expect 0 "limits of dirty pages" guest --smp 2 --disk 96M -- "$1/dirty" /dev/vda groups </dev/null
+    expect 0 "limits of dirty pages" guest --smp 2 --disk 96M --disk-rate 8M -- "$1/dirty" /dev/vda groups </dev/null
     ext4_disk "$1"
     root_over_host "$1"
     # The architecture makes no difference, and each run takes half a minute.
@@ -172,6 +172,7 @@ our_programs() {
     expect 0 sharers guest --smp 2 --mem 512M --swap 128M -- "$1/sharers" </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
+    expect 0 "shared memory in huge pages" guest --smp 2 --swap 64M -- "$1/shmem" </dev/null
     # What exceeds compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
     # Kernel memory that is allocated for a program counts too.

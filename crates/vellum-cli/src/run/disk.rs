@@ -31,6 +31,8 @@ pub enum Failing {
 pub struct Disk<'a> {
     pub image: &'a Image,
     pub failing: Option<Failing>,
+    /// The bytes that it reads and writes in a second at most.
+    pub rate: Option<u64>,
     pub role: Role,
 }
 
@@ -71,6 +73,18 @@ pub fn parse(text: &str) -> Result<Image, String> {
     }
 }
 
+/// Parses the bytes in a second that a disk does at most.
+///
+/// # Errors
+/// The text is not a size, or is 0.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    match size::parse(text) {
+        // QEMU takes 0 for no limit.
+        Ok(0) => Err("the rate must be more than 0".into()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
 impl Disk<'_> {
     /// Adds the disk to QEMU's arguments. A new image is made in `folder`.
     ///
@@ -98,7 +112,8 @@ impl Disk<'_> {
                 )
             }
         };
-        qemu.arg("-drive").arg(format!("if=none,id={name},driver=raw,cache={cache},{file}"));
+        let rate = self.rate.map_or_else(String::new, |rate| format!(",throttling.bps-total={rate}"));
+        qemu.arg("-drive").arg(format!("if=none,id={name},driver=raw,cache={cache},{file}{rate}"));
         qemu.arg("-device").arg(format!("virtio-blk-pci,drive={name},addr={slot},disable-legacy=on"));
         Ok(())
     }
@@ -107,6 +122,12 @@ impl Disk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_stands_still_is_refused() {
+        assert_eq!(parse_rate("4MiB"), Ok(4 << 20));
+        assert!(parse_rate("0").is_err());
+    }
 
     #[test]
     fn a_disk_is_a_size_or_an_existing_file() {

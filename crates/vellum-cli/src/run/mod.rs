@@ -90,6 +90,10 @@ pub struct Task {
     #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "disk")]
     disk_fails: Option<disk::Failing>,
 
+    /// Let the program's disk read and write at most this many bytes in a second
+    #[arg(long, value_name = "SIZE", value_parser = disk::parse_rate, requires = "disk")]
+    disk_rate: Option<u64>,
+
     /// A disk in the machine's memory of this size: /dev/ram0 (Linux: brd)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     ram_disk: Option<u64>,
@@ -176,6 +180,7 @@ impl Task {
             swap_disk_checksums: false,
             disk: None,
             disk_fails: None,
+            disk_rate: None,
             ram_disk: None,
             root: None,
             icount: true,
@@ -217,10 +222,10 @@ impl Task {
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
         }
-        let of = |image, failing, role| disk::Disk { image, failing, role };
+        let of = |image, failing, rate, role| disk::Disk { image, failing, rate, role };
         let swap = disk::Role::Swap { checked: self.swap_disk_checksums };
-        let swap_disk = self.swap_disk.as_ref().map(|image| of(image, self.swap_disk_fails, swap));
-        let disk = self.disk.as_ref().map(|image| of(image, self.disk_fails, disk::Role::Program));
+        let swap_disk = self.swap_disk.as_ref().map(|image| of(image, self.swap_disk_fails, None, swap));
+        let disk = self.disk.as_ref().map(|image| of(image, self.disk_fails, self.disk_rate, disk::Role::Program));
         let disks: Vec<_> = swap_disk.into_iter().chain(disk).collect();
         let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref())?;
         let program = archive::Program {

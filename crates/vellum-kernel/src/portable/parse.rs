@@ -23,13 +23,18 @@ pub fn bits(text: &[u8]) -> Result<u32, Errno> {
     }
 }
 
+/// Returns the value of an option of `mount` (`NAME=`), if there is one.
+pub fn mount_option<'a>(options: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let value = |option: &'a [u8]| option.strip_prefix(name)?.strip_prefix(b"=");
+    options.split(|byte| *byte == b',').find_map(value)
+}
+
 /// Returns the root directory's mode in the options of `mount` (`mode=`), if there is one.
 ///
 /// # Errors
 /// `EINVAL`: it is not an octal number.
 pub fn mount_mode(options: &[u8]) -> Result<Option<u32>, Errno> {
-    let mode = options.split(|byte| *byte == b',').find_map(|option| option.strip_prefix(b"mode="));
-    mode.map(|mode| radix(mode, 8).map(|mode| mode & 0o7777)).transpose()
+    mount_option(options, b"mode").map(|mode| radix(mode, 8).map(|mode| mode & 0o7777)).transpose()
 }
 
 fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {

@@ -56,6 +56,9 @@ mod page_cache {
     mod formats {
         mod strict;
     }
+    mod huge {
+        mod strict;
+    }
     mod private_copies {
         mod strict;
     }

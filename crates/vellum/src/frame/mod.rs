@@ -41,6 +41,7 @@ mod node;
 mod pageblock;
 mod percpu;
 pub mod policy;
+mod shmem;
 #[cfg(test)]
 mod tests;
 

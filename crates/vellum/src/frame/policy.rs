@@ -3,6 +3,8 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
+pub(crate) use super::shmem::ShmemOrders;
+pub use super::shmem::{ShmemFolios, ShmemKnob, ShmemPolicy};
 use super::{HUGE_ORDER, LARGEST_FOLIO};
 
 /// The setting of one order (`hugepages-<size>kB/enabled`).
@@ -112,8 +114,8 @@ pub struct FolioPolicy {
     defrag: AtomicU8,
     /// True if new spaces map cont blocks.
     cont_blocks: AtomicBool,
-    /// The orders of folios that a fault may insert into page-cache objects, as a bit set.
-    shmem_orders: AtomicU32,
+    /// The settings of shared memory.
+    shmem: ShmemPolicy,
     /// The orders of preallocated folios of page-cache objects, as a bit set.
     prealloc_orders: AtomicU32,
 }
@@ -126,7 +128,7 @@ impl Default for FolioPolicy {
             allowed: Default::default(),
             defrag: AtomicU8::new(Defrag::default() as u8),
             cont_blocks: AtomicBool::new(true),
-            shmem_orders: AtomicU32::new(0),
+            shmem: ShmemPolicy::default(),
             prealloc_orders: AtomicU32::new(1 << PREALLOC_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
@@ -181,17 +183,9 @@ impl FolioPolicy {
         }
     }
 
-    /// Returns the orders, as a bit set, of the folios that a page fault may insert into a
-    /// page-cache object besides single pages. A fault inserts such a folio only if it lies within
-    /// the object and within the VMA (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`).
-    /// None by default.
-    pub fn shmem_orders(&self) -> u32 {
-        self.shmem_orders.load(Relaxed)
-    }
-
-    /// Sets what [`FolioPolicy::shmem_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
-    pub fn set_shmem_orders(&self, orders: u32) {
-        self.shmem_orders.store(orders & ALL_ORDERS, Relaxed);
+    /// Returns the settings of shared memory.
+    pub fn shmem(&self) -> &ShmemPolicy {
+        &self.shmem
     }
 
     /// Returns the orders, as a bit set, of the folios that

@@ -11,6 +11,7 @@ use super::index::{self, Entry, MAX_NODES};
 use super::read::Reads;
 use super::{Head, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
 use crate::addr::Pfn;
+use crate::frame::policy::{Advice, ShmemFolios, ShmemOrders};
 use crate::frame::{Counts, Use, flag};
 use crate::machine::Machine;
 use crate::memcg::{LruList, MemcgId, MemcgPin, Refused};
@@ -30,6 +31,16 @@ pub(crate) struct ContiguousPages {
     pub(crate) pages: u32,
 }
 
+impl ContiguousPages {
+    /// Drops the references and mappings that [`Object::map_contiguous`] took, for pages that the
+    /// fault did not map.
+    pub(crate) fn put_back<P: Platform>(&self, object: &Object<'_, P>) {
+        for (head, _, count) in object.machine.frames().folios(self.pfn, self.pages << object.page_order()) {
+            object.machine.put_folio(head, count, count);
+        }
+    }
+}
+
 /// The result of a lookup that inserts nothing.
 pub(crate) enum Lookup<'m, P: Platform> {
     /// The page, with a reference.
@@ -40,19 +51,43 @@ pub(crate) enum Lookup<'m, P: Platform> {
     BeyondEnd,
 }
 
-/// The limits of a folio that may be inserted for missing pages.
+/// The folios that may be inserted for missing pages besides single pages. Orders are bit sets: bit
+/// n permits a folio of 2^n frames.
 #[derive(Clone)]
 struct FolioLimits {
-    /// The pages within which the folio must lie.
+    /// The pages within which a folio of one of `orders` must lie.
     pages: Range<u64>,
-    /// The permitted orders as a bit set: bit n permits a folio of 2^n frames.
     orders: u32,
+    /// The orders by the settings of shared memory.
+    shmem: ShmemOrders,
+}
+
+/// Returns the orders of the folios that may be inserted into an object without a store, by the
+/// settings of shared memory, for a fault in a VMA with this advice.
+pub(crate) fn shmem_orders<P: Platform>(object: &Object<'_, P>, advice: Advice) -> ShmemOrders {
+    match object.head().store {
+        None => object.machine.policy().shmem().orders(ShmemFolios::load(&object.head().folios), advice),
+        Some(_) => ShmemOrders::default(),
+    }
 }
 
 impl FolioLimits {
-    /// Returns limits that allow only a single page.
-    fn single(page: u64) -> Self {
-        FolioLimits { pages: page..page + 1, orders: 0 }
+    /// Returns limits that allow the folios of [`shmem_orders`].
+    fn new<P: Platform>(object: &Object<'_, P>, advice: Advice) -> Self {
+        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, advice) }
+    }
+
+    /// Returns the largest of the orders.
+    fn largest(&self) -> u32 {
+        (self.orders | self.shmem.any() | 1).ilog2()
+    }
+
+    /// Removes the orders from `order` on.
+    fn remove_from(&mut self, order: u8) {
+        let smaller = (1 << order) - 1;
+        for orders in [&mut self.orders, &mut self.shmem.within_size, &mut self.shmem.always] {
+            *orders &= smaller;
+        }
     }
 }
 
@@ -240,7 +275,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, 1 << self.page_order()) };
-        let page = self.with_page(page, memcg, false, &FolioLimits::single(page), |_, pfn| get(pfn))?;
+        let page = self.with_page(page, memcg, false, FolioLimits::new(self, Advice::None), |_, pfn| get(pfn))?;
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
@@ -263,8 +298,10 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pin_memcg(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
-        let limits = FolioLimits { pages: bytes.start >> shift..end, orders: self.machine.policy().prealloc_orders() };
-        let mut page = limits.pages.start;
+        let first = bytes.start >> shift;
+        let orders = self.machine.policy().prealloc_orders();
+        let limits = FolioLimits { pages: first..end, orders, ..FolioLimits::new(self, Advice::None) };
+        let mut page = first;
         while page < end {
             let step = self.head().page_order;
             // The distance in pages from this page to the end of its folio.
@@ -272,7 +309,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 let (head, frame) = self.machine.frames().head(pfn);
                 (head.add(1 << frame.order()).0 - pfn.0) >> step
             };
-            let left = self.with_page(page, memcg, false, &limits, left)?.map_or(1, u64::from);
+            let left = self.with_page(page, memcg, false, limits.clone(), left)?.map_or(1, u64::from);
             page = self.next_hole(page).min(page + left);
             self.machine.platform().resched();
         }
@@ -322,32 +359,40 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Returns a page for a fault to map, with as many neighbours as are contiguous with it both in
     /// the object and in memory (Linux: fault-around). All neighbours lie in `window`, and also in
     /// `around` or in the page's own folio. If the page does not exist, inserts a zeroed folio,
-    /// charged to `memcg`, as large as policy allows within `window`. Returns `None` if the page
-    /// lies beyond the end of the object.
+    /// charged to `memcg`, as large as policy allows where a VMA has this advice. Returns `None` if
+    /// the page lies beyond the end of the object.
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
     pub(crate) fn map_contiguous(
         &self,
         page: u64,
-        window: Range<u64>,
-        around: Range<u64>,
+        (window, around): (Range<u64>, Range<u64>),
+        advice: Advice,
         memcg: MemcgId,
     ) -> Result<Option<ContiguousPages>, ObjectError> {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
-        let limits = FolioLimits { pages: window.clone(), orders: self.machine.policy().shmem_orders() };
-        self.with_page(page, memcg, true, &limits, |state, pfn| {
+        self.with_page(page, memcg, true, FolioLimits::new(self, advice), |state, pfn| {
             let mut contiguous = ContiguousPages { page, pfn, pages: 1 };
             let (head, frame) = frames.head(pfn);
             let first = page - u64::from((pfn.0 - head.0) / step).min(page);
             let last = page + u64::from((head.add(1 << frame.order()).0 - pfn.0) / step);
             let window = around.start.min(first).max(window.start)..around.end.max(last).min(window.end);
-            let is_next =
+            let end = window.end.min(state.size.div_ceil(1 << self.page_shift()));
+            // Most pages lie in a folio that is in the object from its first page on.
+            let start = first.max(window.start);
+            let before = (page - start) as u32;
+            if before * step <= pfn.0 - head.0
+                && state.index.resident_run(frames, start..page, Pfn(pfn.0 - before * step), step) == before
+            {
+                contiguous = ContiguousPages { page: start, pfn: Pfn(pfn.0 - before * step), pages: before + 1 };
+            }
+            let is_before =
                 |page, pfn| window.contains(&page) && state.index.find(frames, page) == Some(Entry::Resident(pfn));
             while contiguous.page > 0
                 && contiguous.pfn.0 >= step
-                && is_next(contiguous.page - 1, Pfn(contiguous.pfn.0 - step))
+                && is_before(contiguous.page - 1, Pfn(contiguous.pfn.0 - step))
             {
                 contiguous = ContiguousPages {
                     page: contiguous.page - 1,
@@ -355,15 +400,15 @@ impl<'m, P: Platform> Object<'m, P> {
                     pages: contiguous.pages + 1,
                 };
             }
-            while self.is_inside(state.size, contiguous.page + contiguous.pages as u64)
-                && is_next(contiguous.page + contiguous.pages as u64, contiguous.pfn.add(contiguous.pages * step))
-            {
-                contiguous.pages += 1;
+            let next = contiguous.page + u64::from(contiguous.pages);
+            if next < end {
+                let pfn = contiguous.pfn.add(contiguous.pages * step);
+                contiguous.pages += state.index.resident_run(frames, next..end, pfn, step);
             }
             let mut taken = 0;
             for (head, frame, count) in frames.folios(contiguous.pfn, contiguous.pages * step) {
                 if let Err(error) = frames.get_counts_checked(head, frame, count, count) {
-                    self.unmap_contiguous(&ContiguousPages { pages: taken / step, ..contiguous });
+                    ContiguousPages { pages: taken / step, ..contiguous }.put_back(self);
                     return Err(error);
                 }
                 taken += count;
@@ -372,15 +417,6 @@ impl<'m, P: Platform> Object<'m, P> {
         })?
         .transpose()
         .map_err(ObjectError::from)
-    }
-
-    /// Drops the references and mappings that [`Object::map_contiguous`] took, for pages that the
-    /// fault did not map.
-    pub(crate) fn unmap_contiguous(&self, contiguous: &ContiguousPages) {
-        for (head, _, count) in self.machine.frames().folios(contiguous.pfn, contiguous.pages << self.head().page_order)
-        {
-            self.machine.put_folio(head, count, count);
-        }
     }
 
     /// Pins a memcg that the caller names, so that it can't be removed. The object's own memcg
@@ -397,16 +433,16 @@ impl<'m, P: Platform> Object<'m, P> {
     /// within the limits, and none of its pages exists in the object.
     fn folio_order_for(&self, state: &LockedState, page: u64, limits: &FolioLimits) -> u8 {
         let page_order = self.head().page_order;
-        let mut left = limits.orders >> page_order & !1;
-        while left != 0 {
-            let order = left.ilog2();
-            let first = page >> order << order;
-            let end = first + (1 << order);
-            let fits = limits.pages.start <= first && end <= limits.pages.end;
+        for order in (page_order + 1..=limits.largest() as u8).rev() {
+            let first = page & !((1 << (order - page_order)) - 1);
+            let end = first + (1 << (order - page_order));
+            let has = |orders: u32| orders & 1 << order != 0;
+            let fits = has(limits.shmem.always) && end <= MAX_SIZE >> self.page_shift()
+                || has(limits.shmem.within_size) && self.is_inside(state.size, end - 1)
+                || has(limits.orders) && limits.pages.start <= first && end <= limits.pages.end;
             if fits && state.index.next(self.machine.frames(), first).is_none_or(|(next, _)| next >= end) {
-                return order as u8 + page_order;
+                return order;
             }
-            left &= !(1 << order);
         }
         page_order
     }
@@ -432,13 +468,12 @@ impl<'m, P: Platform> Object<'m, P> {
         page: u64,
         memcg: MemcgId,
         bounded: bool,
-        limits: &FolioLimits,
+        mut limits: FolioLimits,
         mut found: impl FnMut(&LockedState, Pfn) -> R,
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
         let page_order = self.head().page_order;
         let (mut new, mut spare) = (NewFolio::new(self), SpareNodes::new(machine));
-        let mut limits = limits.clone();
         let mut retries = Retries::new(&self.head().gate);
         loop {
             let mut state = self.lock();
@@ -466,9 +501,6 @@ impl<'m, P: Platform> Object<'m, P> {
                 None => {}
             }
             let missing = state.index.missing_nodes(frames, page);
-            if bounded {
-                limits.pages.end = limits.pages.end.min(size.div_ceil(1 << self.page_shift()));
-            }
             let order = self.folio_order_for(&state, page, &limits);
             if missing <= spare.count()
                 && let Some(pfn) = new.take(order)
@@ -487,7 +519,7 @@ impl<'m, P: Platform> Object<'m, P> {
             spare.provide(missing, self.memcg())?;
             match new.provide(order, true, memcg) {
                 // No memory for a large folio: tries again with a smaller one.
-                Err(_) if order > page_order => limits.orders &= (1 << order) - 1,
+                Err(_) if order > page_order => limits.remove_from(order),
                 provided => provided?,
             }
         }

@@ -392,9 +392,8 @@ impl Index {
         node.entries(&pages).iter().take_while(|entry| entry.load(Relaxed) == 0).count() as u64
     }
 
-    /// Returns the number of `pages`, all of which have their entries in one node, that are in
-    /// memory in consecutive frames, from the first page in `first` on. Each page has `step`
-    /// frames.
+    /// Returns the number of `pages` that are in memory in consecutive frames, from the first page
+    /// in `first` on. Each page has `step` frames.
     pub(super) fn resident_run<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -402,15 +401,22 @@ impl Index {
         first: Pfn,
         step: u32,
     ) -> u32 {
-        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
         const IGNORED: u64 = DIRTY | WRITING | WRITABLE | WANTED;
-        let entries = node.entries(&pages);
-        if are_in_a_row(entries, frame_word(first), step, IGNORED) {
-            return entries.len() as u32;
+        let word = |page: u64| frame_word(first.add((page - pages.start) as u32 * step));
+        let mut at = pages.start;
+        while at < pages.end
+            && let Some(node) = self.last_node(frames, at)
+        {
+            let part = at..pages.end.min((at | (FANOUT - 1)) + 1);
+            let entries = node.entries(&part);
+            if !are_in_a_row(entries, word(at), step, IGNORED) {
+                let is_next = |i: &usize| are_in_a_row(&entries[*i..=*i], word(at + *i as u64), step, IGNORED);
+                at += (0..entries.len()).take_while(is_next).count() as u64;
+                break;
+            }
+            at = part.end;
         }
-        let is_next =
-            |i: &usize| are_in_a_row(&entries[*i..=*i], frame_word(first.add(*i as u32 * step)), step, IGNORED);
-        (0..entries.len()).take_while(is_next).count() as u32
+        (at - pages.start) as u32
     }
 
     /// Removes a page and returns its entry, or `None` if the page does not exist. Nodes that

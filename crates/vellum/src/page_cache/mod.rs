@@ -85,13 +85,15 @@ pub(crate) use write::{WriteBatch, Writes};
 pub use write::{Writeback, finish_write};
 pub use write_errors::WriteErrors;
 
-pub(crate) use fill::Lookup;
+pub(crate) use fill::{Lookup, shmem_orders};
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
+use crate::frame::policy::ShmemFolios;
 use crate::machine::{DirtyTally, Machine};
 use crate::memcg::{DirtyChange, MemcgId, Refused};
 use crate::platform::Platform;
@@ -135,6 +137,8 @@ struct Head {
     memcg: MemcgId,
     /// log2 of the number of frames of a page.
     page_order: u8,
+    /// The settings that decide the sizes of folios, if there is no store ([`ShmemFolios`]).
+    folios: AtomicU8,
     /// Where changed pages go, if the host's storage has the contents of missing pages.
     store: Option<Changes>,
     /// The record of writes that failed.
@@ -249,6 +253,7 @@ impl<'m, P: Platform> Object<'m, P> {
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
             page_order: arch.page_order(),
+            folios: AtomicU8::new(ShmemFolios::default().encode()),
             store,
             write_errors: ErrorRecord::default(),
             serial: machine.next_serial(),
@@ -261,6 +266,12 @@ impl<'m, P: Platform> Object<'m, P> {
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
         mapping::publish_head(frames.frame(at));
         Ok(Object { machine, at })
+    }
+
+    /// Sets the settings that decide the sizes of folios that are inserted from now on. No effect
+    /// on an object with a store.
+    pub fn set_folios(&self, folios: ShmemFolios) {
+        self.head().folios.store(folios.encode(), Relaxed);
     }
 
     /// Returns the object that a VMA maps, without taking a reference.

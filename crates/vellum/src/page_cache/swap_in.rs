@@ -7,11 +7,12 @@
 
 use core::ops::Range;
 
-use super::fill::NewFolio;
+use super::fill::{NewFolio, shmem_orders};
 use super::index::Entry;
 use super::{LockedState, Object, ObjectError, mapping};
 use crate::addr::Pfn;
 use crate::frame::HUGE_ORDER;
+use crate::frame::policy::Advice;
 use crate::machine::Machine;
 use crate::memcg::MemcgId;
 use crate::platform::Platform;
@@ -50,7 +51,8 @@ impl<'m, P: Platform> Object<'m, P> {
     pub(super) fn swap_in(&self, page: u64, memcg: MemcgId, retries: &mut Retries<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
-        let mut orders = (policy.shmem_orders() | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
+        let shmem = shmem_orders(self, Advice::Huge).any();
+        let mut orders = (shmem | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self);
         // Counts a retry, because the page may be paged out again before the caller looks it up.
         retries.retry();

@@ -2,6 +2,7 @@
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
+use vellum::frame::policy::ShmemKnob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
 use vellum::space::{MapFlags, MapRequest};
@@ -32,7 +33,7 @@ impl Region {
     /// # Errors
     /// There is too little memory.
     pub fn of_file(booted: &Booted, space: &Space<'static>, case: &Case) -> Result<Region, Skip> {
-        booted.machine.policy().set_shmem_orders(1 << case.pages_per_folio().ilog2());
+        booted.machine.policy().shmem().set(case.pages_per_folio().ilog2() as u8, ShmemKnob::WithinSize);
         let object = Object::new(booted.machine, &X86_64::four_levels(), MemcgId::ROOT, 0, case.bytes);
         let object = object.map_err(|error| Skip::system("object", format!("{error:?}")))?;
         let range = map(space, &object, 0, case.bytes, MapFlags::SHARED)?;

@@ -15,6 +15,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
+use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::{MemcgId, Refused};
 use vellum::page_cache::{
     Changes, Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean,
@@ -121,13 +122,14 @@ fn pages_of(bytes: Range<u64>) -> Range<u64> {
 }
 
 impl ObjectContents {
-    /// Creates the contents of an empty file in memory.
+    /// Creates the contents of an empty file in memory, with folios by these settings.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub fn new() -> Result<Self, Errno> {
+    pub fn new(folios: ShmemFolios) -> Result<Self, Errno> {
         let object = mem::new_object(payer::payer(), new_tag()).map_err(|_| Errno::ENOMEM)?;
+        object.set_folios(folios);
         Ok(Self::of(object, None, Weak::new()))
     }
 

@@ -8,6 +8,7 @@ use crate::task::time;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use vellum::frame::policy::{ShmemFolios, ShmemKnob};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::Device;
@@ -72,10 +73,18 @@ fn root(view: &View, mounting: &Mounting<'_>) -> Result<(Arc<dyn Inode>, &'stati
         b"cgroup2" => Ok((cgroupfs::root()?, "cgroup2")),
         b"tmpfs" => {
             let mode = parse::mount_mode(mounting.options)?.unwrap_or(0o1777);
-            Ok((Tree::root(Arc::new(Host), MINORS.fetch_add(1, Relaxed), mode), "tmpfs"))
+            let folios = ShmemFolios::Own(tmpfs_folios(mounting.options)?);
+            Ok((Tree::root(Arc::new(Host { folios }), MINORS.fetch_add(1, Relaxed), mode), "tmpfs"))
         }
         _ => Err(Errno::ENODEV),
     }
+}
+
+/// Returns the setting of the folios of a tmpfs in the options of `mount` (`huge=`).
+fn tmpfs_folios(options: &[u8]) -> Result<ShmemKnob, Errno> {
+    let Some(huge) = parse::mount_option(options, b"huge") else { return Ok(ShmemKnob::Never) };
+    let knobs = [ShmemKnob::Never, ShmemKnob::Advise, ShmemKnob::WithinSize, ShmemKnob::Always];
+    knobs.into_iter().find(|knob| knob.name().as_bytes() == huge).ok_or(Errno::EINVAL)
 }
 
 /// Mounts the file systems that exist from boot.
@@ -100,8 +109,8 @@ pub struct Mounting<'a> {
     pub read_only: bool,
 }
 
-/// Mounts a file system on a directory. Only the option `mode=` of a tmpfs has an effect, which is
-/// limited by memory alone.
+/// Mounts a file system on a directory. Only the options `mode=` and `huge=` of a tmpfs have an
+/// effect, which is limited by memory alone.
 ///
 /// # Errors
 ///

@@ -39,6 +39,7 @@ use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
 use root::Roots;
 use spin::Once;
 use stream::Stream;
+use vellum::frame::policy::ShmemFolios;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device;
 use vellum_kernel::fs::lock::{Locks, Owner};
@@ -69,7 +70,13 @@ fn time_of_day() -> Time {
 }
 
 /// The services that a tmpfs needs from this machine.
-struct Host;
+struct Host {
+    /// The settings of the folios of files.
+    folios: ShmemFolios,
+}
+
+/// Those of a file system that names no folios of its own.
+const MEMORY: Host = Host { folios: ShmemFolios::Sizes };
 
 impl tree::Host for Host {
     fn now(&self) -> Time {
@@ -77,7 +84,7 @@ impl tree::Host for Host {
     }
 
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
-        Ok(Arc::new(contents::ObjectContents::new()?))
+        Ok(Arc::new(contents::ObjectContents::new(self.folios)?))
     }
 
     fn space(&self) -> Capacity {

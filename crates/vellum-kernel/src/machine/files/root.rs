@@ -2,7 +2,7 @@
 //! over which programs' changes, and the archive's files, stay in memory.
 
 use super::contents::{ObjectContents, StoreOf};
-use super::{Host, block, ext4, time_of_day};
+use super::{MEMORY, block, ext4, time_of_day};
 use crate::mem::disk::Disk;
 use crate::mem::storage::{self, Store};
 use crate::mem::virtio::folder::SharedFolder;
@@ -39,7 +39,7 @@ pub struct Roots {
 /// The archive is malformed; there is no such root file system; memory is short.
 pub fn unpack(bytes: &[u8]) -> Result<Roots, &'static str> {
     const UNREADABLE: &str = "the initramfs can't be read";
-    let memory = Tree::root(Arc::new(Host), 1, 0o755);
+    let memory = Tree::root(Arc::new(MEMORY), 1, 0o755);
     let above: Arc<dyn Inode> = memory.clone();
     archive::unpack(bytes, &above).map_err(|_| UNREADABLE)?;
     let options = archive::entries(bytes).flatten().find(|entry| entry.name == b".vellum/options");
@@ -102,7 +102,7 @@ impl tree::Host for Layer {
     }
 
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
-        Host.pages()
+        MEMORY.pages()
     }
 
     fn kept_pages(&self, inode: u64, size: u64) -> Result<Arc<dyn Pages>, Errno> {
@@ -111,7 +111,7 @@ impl tree::Host for Layer {
     }
 
     fn space(&self) -> Capacity {
-        Host.space()
+        MEMORY.space()
     }
 }
 

@@ -13,6 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_IPC_LOCK;
 use vellum::addr::FRAME_SIZE;
+use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::MayBeRefused;
 use vellum::space::{MapError, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -50,7 +51,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
         if size.div_ceil(FRAME_SIZE) > machine().frames().total() {
             return Err(Errno::ENOMEM);
         }
-        let contents = ObjectContents::new()?;
+        let contents = ObjectContents::new(ShmemFolios::Sizes)?;
         contents.set_size(size.next_multiple_of(FRAME_SIZE))?;
         let (object, times, pids) = (Some(contents.object.clone()), [0, 0, now()], [pid, 0]);
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })

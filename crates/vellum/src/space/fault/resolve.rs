@@ -237,7 +237,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
             // A page in a shared VMA that is not exclusive is a clean page of a file.
             return if vma.backing.is_shared() {
-                Ok(self.write_to_store(vma, addr))
+                self.write_to_store(vma, addr)
             } else {
                 self.copy_on_write(vma, addr)
             };

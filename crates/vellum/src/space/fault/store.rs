@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::Vma;
 
-use super::{Fault, Outcome};
+use super::{Fault, FaultError, Outcome};
 use crate::space::ground::{Keep, Ptes, Zap};
 
 /// The most pages that a write fault of a stream makes writable.
@@ -18,15 +18,23 @@ const STREAM_PAGES: u64 = 16;
 impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Marks the page of an object with a store that a shared VMA maps at `addr` as dirty, and
     /// makes its PTE exclusive, and writable as far as the VMA allows; in a stream of writes also
-    /// pages after it. Unmaps the page instead if it was removed from the object. Returns
-    /// [`Outcome::Again`].
+    /// pages after it. Unmaps the page instead if it was removed from the object. Splits a huge PTE
+    /// first, so that the object knows which of its pages are dirty. Returns [`Outcome::Again`].
+    ///
+    /// # Errors
+    /// There is no memory to split a huge PTE.
     #[cold]
-    pub(super) fn write_to_store(self, vma: &Vma, addr: u64) -> Outcome {
+    pub(super) fn write_to_store(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         let arch = self.arch();
         // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
         // object stays.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
-        let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Outcome::Again };
+        let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
+        if table.level > 1 {
+            let huge = vma.range.around(addr, table.shift());
+            table.release();
+            return self.split_huge(addr, huge);
+        }
         let mut was_removed = false;
         let at = align_down(addr, table.shift());
         if let Some(run) = table.run(at, self.writable_end(&table, vma, at))
@@ -49,7 +57,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         if was_removed {
             self.unmap_removed_page(vma.range.around(addr, arch.page_shift()));
         }
-        Outcome::Again
+        Ok(Outcome::Again)
     }
 
     /// Returns the end of the pages from `at` on that the fault makes writable: as many as the

@@ -5,7 +5,7 @@ use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter, sum};
-use crate::table::{Found, LockedTable, Taken, ahead};
+use crate::table::{Found, LockedTable, Run, Taken, ahead};
 use crate::tlb::Gather;
 
 use super::{Ptes, Zap};
@@ -90,6 +90,23 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
             self.machine().count(Counter::PagesCleared, tally.frames);
         }
         zapped
+    }
+
+    /// Clears the huge PTEs that map pages of an object anywhere in `range`, also those that reach
+    /// across its ends. Nothing is lost: the object has the pages, and a huge PTE has no state that
+    /// the object lacks (INV-23). Allocates nothing.
+    pub(in crate::space) fn huge_objects(self, range: UserRange, gather: &mut Gather<'_, 'm, P>) {
+        let arch = self.arch();
+        let frames = self.machine().frames();
+        let is_huge =
+            |run: &Run| run.kind == Kind::Leaf && run.level > 1 && frames.head(run.pfn(arch)).1.has(flag::OBJECT);
+        let mut rest = range;
+        while let Some(found) = Ptes::of(self.space).next_run(rest, is_huge) {
+            let huge = UserRange::all(arch).around(found, arch.level_shift(2));
+            // The range is that of the huge PTE, so nothing is split, and `piece` can't fail.
+            let _ = self.piece(huge, Keep::Copies, gather);
+            rest = rest.tail(huge.end);
+        }
     }
 
     /// Does the work of [`Zap::piece`], and adds the PTEs that it clears to `tally`.

@@ -5,7 +5,8 @@
 //! faults, and the fault sets the bit and makes the PTE writable. PTEs with the bit and PTEs
 //! without are never in one cont block (PTEs that a TLB may cache as one translation). The record
 //! is therefore exact to the page: the first write to a cont block splits it, and it is folded
-//! again when all of it was written. The exception is a huge page, which counts as one page.
+//! again when all of it was written. The exception is a huge page of anonymous memory, which counts
+//! as one page.
 //!
 //! Swap PTEs have the bit too, and swap-in keeps it. New memory counts as written, and so do all
 //! pages of VMAs that were mapped or moved since soft-dirty was cleared.
@@ -17,7 +18,7 @@ use crate::platform::Platform;
 use crate::vma::VmaFlags;
 
 use super::Observe;
-use crate::space::ground::{Change, Ptes};
+use crate::space::ground::{Change, Ptes, Zap};
 
 /// The error of a page-table format whose PTEs have no soft-dirty bit ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,17 @@ impl<P: Platform> Observe<'_, '_, P> {
         // that lock held for writing.
         change.vmas().each(self.machine(), all, |v| v.flags |= VmaFlags::SOFT_DIRTY_CLEARED);
         self.space.soft_dirty_on.store(true, Relaxed);
+        // From now on faults map the pages of objects by small PTEs alone.
+        self.space.peak.note(&self.tables().slots);
+        let mut gather = self.space.gather(all);
+        let mut at = 0;
+        while let Some(range) = change.vmas().tree.iter_from(at).find(|v| !v.backing.is_anonymous()).map(|v| v.range) {
+            change.unlock();
+            Zap::of(self.space).huge_objects(range, &mut gather);
+            at = range.end;
+        }
         change.unlock();
+        drop(gather);
         Ptes::of(self.space).each_run(all, |table, run| {
             if run.kind != Kind::Leaf {
                 if run.kind == Kind::Swap {

@@ -30,11 +30,15 @@ pub struct Usage {
     pub dirty: u64,
     /// The resident memory whose PTEs have the accessed bit (`Referenced`).
     pub referenced: u64,
-    /// The resident memory that huge PTEs map (`AnonHugePages`), including
-    /// [`Usage::huge_shmem`].
+    /// The resident memory that huge PTEs map (`AnonHugePages`), including [`Usage::huge_shmem`]
+    /// and [`Usage::huge_file`].
     pub huge: u64,
-    /// The part of [`Usage::huge`] that is page-cache objects' memory (`ShmemPmdMapped`).
+    /// The part of [`Usage::huge`] that belongs to page-cache objects without a store
+    /// (`ShmemPmdMapped`).
     pub huge_shmem: u64,
+    /// The part of [`Usage::huge`] that belongs to page-cache objects with a store
+    /// (`FilePmdMapped`).
+    pub huge_file: u64,
     /// The resident memory that cont blocks map (PTEs that a TLB may cache as one translation): at
     /// the lowest level of page tables, and at the level above. [`Arch::cont_bits`] returns the
     /// size of a cont block.
@@ -124,7 +128,8 @@ impl<P: Platform> Observe<'_, '_, P> {
             usage.dirty += if dirty { bytes } else { 0 };
             usage.referenced += if attrs.contains(Attrs::ACCESSED) { bytes } else { 0 };
             usage.huge += if level > 1 { bytes } else { 0 };
-            usage.huge_shmem += if level > 1 && !anonymous { bytes } else { 0 };
+            let huge_object = if level > 1 && !anonymous { bytes } else { 0 };
+            *if state.has(flag::FILE) { &mut usage.huge_file } else { &mut usage.huge_shmem } += huge_object;
             usage.pss.add(bytes * size / maps.max(size), anonymous, dirty);
             if maps > size {
                 usage.shared.add(bytes, anonymous, dirty);

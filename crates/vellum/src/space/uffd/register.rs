@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::vma::{UffdId, Vma, VmaFlags};
 
 use super::Uffd;
-use crate::space::ground::Change;
+use crate::space::ground::{Change, Zap};
 use crate::space::vma_ops::{ProtectError, VmaOps};
 
 /// The reason why a registration, or a change of write protection, failed.
@@ -121,8 +121,11 @@ impl<P: Platform> Uffd<'_, '_, P> {
         }
         let new_flags = |v: &Vma| (v.flags - VmaFlags::UFFD_FLAGS) | modes;
         VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.uffd, v.flags) = (Some(uffd), new_flags(v)))?;
+        change.unlock();
+        // From now on faults map the pages of objects here by small PTEs alone.
+        self.space.peak.note(&self.tables().slots);
+        Zap::of(self.space).huge_objects(range, &mut self.space.gather(range));
         if !modes.contains(VmaFlags::UFFD_WP) {
-            change.unlock();
             self.clear_wp(range);
         }
         Ok(())

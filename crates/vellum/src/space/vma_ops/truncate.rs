@@ -48,9 +48,12 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             let keep = if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
-                // No huge PTE maps memory of a VMA with an object. So no huge PTE has to be split,
-                // and `piece` can't fail.
-                at = Zap::of(self.space).piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+                match Zap::of(self.space).piece(range.tail(at), keep, &mut gather) {
+                    Ok(end) => at = end,
+                    // There is no memory to split a huge PTE. No fault maps it again, because some
+                    // of its pages are gone.
+                    Err(_) => Zap::of(self.space).huge_objects(range.tail(at), &mut gather),
+                }
             }
             match next_mapping(vma.range.end) {
                 Some(another) => found = another,

@@ -8,9 +8,9 @@ use crate::task::collapse::{self, Setting};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
-use vellum::frame::policy::{Defrag, Knob};
+use vellum::frame::policy::{Defrag, Knob, ShmemKnob};
 use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
 use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
@@ -38,6 +38,29 @@ static DEFRAG: [&str; 5] = {
 const SIZE: ([&str; 4], [Knob; 4]) =
     (["always", "inherit", "madvise", "never"], [Knob::Always, Knob::Inherit, Knob::Madvise, Knob::Never]);
 
+/// The values of the setting of shared memory, of the machine and of a size.
+const SHMEM: ([&str; 6], [ShmemKnob; 6]) = named([
+    ShmemKnob::Always,
+    ShmemKnob::WithinSize,
+    ShmemKnob::Advise,
+    ShmemKnob::Never,
+    ShmemKnob::Deny,
+    ShmemKnob::Force,
+]);
+const SHMEM_SIZE: ([&str; 5], [ShmemKnob; 5]) =
+    named([ShmemKnob::Always, ShmemKnob::Inherit, ShmemKnob::WithinSize, ShmemKnob::Advise, ShmemKnob::Never]);
+
+/// Returns settings with their names.
+const fn named<const N: usize>(knobs: [ShmemKnob; N]) -> ([&'static str; N], [ShmemKnob; N]) {
+    let mut names = [""; N];
+    let mut at = 0;
+    while at < N {
+        names[at] = knobs[at].name();
+        at += 1;
+    }
+    (names, knobs)
+}
+
 /// Adds the file of a setting with a fixed set of values.
 fn knob(
     directory: &Arc<PseudoDirectory>,
@@ -49,18 +72,6 @@ fn knob(
     let make: Show = Box::new(move || Words::of(|text| choice::show(text, words, get())));
     let take: Store = Box::new(move |written| choice::find(words, written).map(&set).ok_or(Errno::EINVAL));
     directory.add(name, Text::new(directory.system(), 0o644, Some(make), Some(take)))
-}
-
-/// Adds the file of a setting that is stored and has no effect.
-fn remembered(
-    directory: &Arc<PseudoDirectory>,
-    name: &str,
-    words: &'static [&'static str],
-    at_first: usize,
-) -> Result<(), Errno> {
-    let holds = Arc::new(AtomicUsize::new(at_first));
-    let sets = holds.clone();
-    knob(directory, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
 }
 
 /// Adds the file of a numeric setting.
@@ -87,7 +98,7 @@ fn remembered_bit(directory: &Arc<PseudoDirectory>, name: &str) -> Result<(), Er
     number(directory, name, [0, 1], move || holds.load(Relaxed), move |value| sets.store(value, Relaxed))
 }
 
-fn position(knobs: &[Knob], knob: Knob) -> usize {
+fn position<K: PartialEq>(knobs: &[K], knob: K) -> usize {
     knobs.iter().position(|own| *own == knob).unwrap_or(knobs.len())
 }
 
@@ -103,7 +114,9 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     knob(directory, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
     let get = || policy.defrag() as usize;
     knob(directory, "defrag", &DEFRAG, get, |chosen| policy.set_defrag(Defrag::ALL[chosen]))?;
-    remembered(directory, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
+    let (words, knobs) = (&SHMEM.0, &SHMEM.1);
+    let get = || position(knobs, policy.shmem().machine());
+    knob(directory, "shmem_enabled", words, get, |chosen| policy.shmem().set_machine(knobs[chosen]))?;
     remembered_bit(directory, "use_zero_page")?;
     directory.add(
         "hpage_pmd_size",
@@ -114,7 +127,11 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
         let (words, knobs) = (&SIZE.0, &SIZE.1);
         let get = move || position(knobs, policy.get(order));
         knob(&size, "enabled", words, get, move |chosen| policy.set(order, knobs[chosen]))?;
-        remembered(&size, "shmem_enabled", &["always", "inherit", "within_size", "advise", "never"], 4)?;
+        if order <= HUGE_ORDER {
+            let (words, knobs) = (&SHMEM_SIZE.0, &SHMEM_SIZE.1);
+            let get = move || position(knobs, policy.shmem().get(order));
+            knob(&size, "shmem_enabled", words, get, move |chosen| policy.shmem().set(order, knobs[chosen]))?;
+        }
         counters(&size.add_directory("stats")?, order)?;
     }
     let task = directory.add_directory("khugepaged")?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use vellum::arch::{Aarch64, X86_64};
+use vellum::frame::policy::ShmemKnob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::{Object, ObjectError};
 use vellum::reclaim::reclaim;
@@ -158,7 +159,7 @@ fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), poi
     let sim = sim.strict(Strictness::new(n).hostility(Hostility::USUAL)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    machine.policy().set_shmem_orders(1 << order);
+    machine.policy().shmem().set(order, ShmemKnob::WithinSize);
     let disks = [Disk::new(n), Disk::new(n + 1)];
     for (disk, (slots, priority)) in
         disks.iter().zip([((pages / 2 + 1) << page_order, 1), ((8 * pages) << page_order, 0)])

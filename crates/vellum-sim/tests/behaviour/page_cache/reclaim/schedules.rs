@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use vellum::Machine;
 use vellum::arch::X86_64;
+use vellum::frame::policy::ShmemKnob;
 use vellum::memcg::MemcgId;
 use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
@@ -64,7 +65,7 @@ fn at_once(
     look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     some_swapping(700, 4 << 20, move |sim, boot, machine, disk| {
-        machine.policy().set_shmem_orders(1 << 1);
+        machine.policy().shmem().set(1, ShmemKnob::WithinSize);
         let made = Object::new(machine, &X86_64::four_levels(), MemcgId::ROOT, 0, PAGES * PAGE).unwrap();
         let spaces = [0; 2].map(|_| space(machine));
         for space in &spaces {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use vellum::addr::VirtRange;
 use vellum::arch::Attrs;
+use vellum::frame::policy::ShmemKnob;
 use vellum::memcg::{LruList, MemcgId, Refused};
 use vellum::page_cache::{Object, ObjectError};
 use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, unmap_removed};
@@ -125,7 +126,7 @@ fn large<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
         let order = 4 + on.arch.page_order();
-        on.machine.policy().set_shmem_orders(1 << order);
+        on.machine.policy().shmem().set(order, ShmemKnob::WithinSize);
         let object = object(on, 32);
         let space = share(on, &object, 32, MapFlags::SHARED);
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
@@ -279,7 +280,7 @@ fn paged_out<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
         let order = 2 + on.arch.page_order();
-        on.machine.policy().set_shmem_orders(1 << order);
+        on.machine.policy().shmem().set(order, ShmemKnob::WithinSize);
         let object = object(on, 32);
         let [space, other] = [0; 2].map(|_| share(on, &object, 32, MapFlags::SHARED));
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
