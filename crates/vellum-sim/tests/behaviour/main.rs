@@ -71,6 +71,7 @@ mod page_cache {
     }
     mod store {
         mod fixture;
+        mod huge;
         mod in_memory;
         mod overwrite;
         mod schedules;

@@ -60,6 +60,8 @@ struct FolioLimits {
     orders: u32,
     /// The orders by the settings of shared memory.
     shmem: ShmemOrders,
+    /// The advice of the VMA, which counts for reads.
+    advice: Advice,
 }
 
 /// Returns the orders of the folios that may be inserted into an object without a store, by the
@@ -74,7 +76,7 @@ pub(crate) fn shmem_orders<P: Platform>(object: &Object<'_, P>, advice: Advice) 
 impl FolioLimits {
     /// Returns limits that allow the folios of [`shmem_orders`].
     fn new<P: Platform>(object: &Object<'_, P>, advice: Advice) -> Self {
-        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, advice) }
+        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, advice), advice }
     }
 
     /// Returns the largest of the orders.
@@ -338,7 +340,7 @@ impl<'m, P: Platform> Object<'m, P> {
             match state.index.find(self.machine.frames(), page) {
                 None if self.head().is_stored(&state, page) => {
                     drop(state);
-                    Reads(self).start(page, memcg, &mut retries)?;
+                    Reads(self).start(page, Advice::None, memcg, &mut retries)?;
                     continue;
                 }
                 None => return Ok(Lookup::Hole),
@@ -495,7 +497,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Entry::Reading(_)) => return Err(Reads(self).wait_for(&state, page)),
                 None if self.head().is_stored(&state, page) => {
                     drop(state);
-                    Reads(self).start(page, memcg, &mut retries)?;
+                    Reads(self).start(page, limits.advice, memcg, &mut retries)?;
                     continue;
                 }
                 None => {}

@@ -15,7 +15,8 @@ use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
 use super::readahead::{NewlyUsed, Readahead};
 use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
-use crate::frame::flag;
+use crate::frame::policy::Advice;
+use crate::frame::{HUGE_ORDER, flag};
 use crate::machine::Machine;
 use crate::memcg::{DirtyChange, LruList, MemcgId};
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
@@ -112,7 +113,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let Some((missing, nodes)) = missing else { return Ok(None) };
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
-        let (folios, pages) = self.folios_for(missing, memcg)?;
+        let (folios, pages) = self.folios_for(missing, Advice::None, memcg)?;
         Ok(self.insert_reading((pages, None), folios, spare, MAX_SIZE))
     }
 
@@ -133,23 +134,30 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     }
 
     /// Has the host read a missing page, and the missing pages beside it in its naturally aligned
-    /// block, into folios that are charged to `memcg`. On success the host has read the page at
-    /// once, or another CPU has changed it meanwhile, and the caller looks it up again; `retries`
-    /// counts these lookups. No lock is held.
+    /// block, which is larger for a VMA with advice for huge folios, into folios that are charged
+    /// to `memcg`. On success the host has read the page at once, or another CPU has changed it
+    /// meanwhile, and the caller looks it up again; `retries` counts these lookups. No lock is
+    /// held.
     ///
     /// # Errors
     /// [`ObjectError::Pending`]: the page is being read now. Others as for [`Object::page`].
     #[cold]
-    pub(super) fn start(&self, page: u64, memcg: MemcgId, retries: &mut Retries<'_>) -> Result<(), ObjectError> {
+    pub(super) fn start(
+        &self,
+        page: u64,
+        advice: Advice,
+        memcg: MemcgId,
+        retries: &mut Retries<'_>,
+    ) -> Result<(), ObjectError> {
         retries.retry();
-        let Some((pages, nodes)) = self.missing_around(page) else { return Ok(()) };
+        let Some((pages, nodes)) = self.missing_around(page, advice) else { return Ok(()) };
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
-        let mut planned = self.folios_for(pages.clone(), memcg);
+        let mut planned = self.folios_for(pages.clone(), advice, memcg);
         if pages.start < page && planned.as_ref().map_or(true, |(_, got)| got.end <= page) {
             // There is no memory for all pages before the wanted one: tries without them.
             drop(planned);
-            planned = self.folios_for(page..pages.end, memcg);
+            planned = self.folios_for(page..pages.end, advice, memcg);
         }
         let (folios, pages) = planned?;
         match self.insert_reading((pages, Some(page)), folios, spare, 0) {
@@ -173,10 +181,19 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     }
 
     /// Returns the missing pages around `page`, within its naturally aligned block and the object,
-    /// and the number of index nodes that inserting them needs. Returns `None` if `page` exists, or
-    /// lies beyond the end. Takes the object's lock.
-    fn missing_around(&self, page: u64) -> Option<(Range<u64>, usize)> {
+    /// and the number of index nodes that inserting them needs: where the advice is for huge folios
+    /// all pages of one, if all are missing. Returns `None` if `page` exists, or lies beyond the
+    /// end. Takes the object's lock.
+    fn missing_around(&self, page: u64, advice: Advice) -> Option<(Range<u64>, usize)> {
         let (state, frames) = (self.0.lock(), self.0.machine.frames());
+        let huge = HUGE_ORDER.saturating_sub(self.0.page_order());
+        let block = page >> huge << huge..(page >> huge << huge) + (1 << huge);
+        if advice == Advice::Huge
+            && self.0.head().is_stored(&state, block.end - 1)
+            && state.index.missing_run(frames, block.clone()) == 1 << huge
+        {
+            return Some((block, state.index.missing_nodes(frames, page)));
+        }
         let is_missing =
             |page: &u64| state.index.find(frames, *page).is_none() && self.0.head().is_stored(&state, *page);
         let block = page >> WINDOW_ORDER << WINDOW_ORDER;
@@ -198,7 +215,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         while let Some((missing, nodes)) = self.next_missing(at..pages.end, 0) {
             let mut spare = SpareNodes::new(self.0.machine);
             spare.provide(nodes, self.0.memcg())?;
-            let (folios, missing) = self.folios_for(missing, memcg)?;
+            let (folios, missing) = self.folios_for(missing, Advice::None, memcg)?;
             at = missing.end;
             if let Some(request) = self.insert_reading((missing, None), folios, spare, 0) {
                 self.ask(request);
@@ -258,18 +275,21 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         }
     }
 
-    /// Allocates folios for `pages`, each as large as policy permits and memory allows. Returns
-    /// them with the pages for which there is memory, which begin with the first of `pages`.
+    /// Allocates folios for `pages`, each as large as policy permits, or the advice of the VMA for
+    /// which they are read, and memory allows. Returns them with the pages for which there is
+    /// memory, which begin with the first of `pages`.
     ///
     /// # Errors
     /// There is no memory for the first page.
     fn folios_for(
         &self,
         pages: Range<u64>,
+        advice: Advice,
         memcg: MemcgId,
     ) -> Result<(ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>, Range<u64>), ObjectError> {
         let page_order = self.0.head().page_order;
-        let mut orders = self.0.machine.policy().prealloc_orders() >> page_order | 1;
+        let huge = if advice == Advice::Huge { 1 << HUGE_ORDER } else { 0 };
+        let mut orders = (self.0.machine.policy().prealloc_orders() | huge) >> page_order | 1;
         let (mut folios, mut at) = (ArrayVec::new(), pages.start);
         while at < pages.end && !folios.is_full() {
             let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
