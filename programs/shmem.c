@@ -11,6 +11,9 @@
 #define SIZE THP "hugepages-2048kB/shmem_enabled"
 #define FOLDER "/tmp/shmem"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
 #endif
@@ -231,6 +234,33 @@ static bool a_segment_of_system_v(void) {
     return good;
 }
 
+// Small pages of a memfd become a huge one by MADV_COLLAPSE, in each program that maps them, and a
+// page that was never written reads as zeros.
+static bool it_is_collapsed(void) {
+    set(MACHINE, "never");
+    int file = new_memfd(LENGTH);
+    char *memory = map_shared(file, LENGTH), *other = map_shared(file, LENGTH);
+    for (size_t at = 0; at < HUGE; at += 2 * PAGE)
+        *(volatile uint64_t *)(memory + at) = at + 7;
+    *(volatile uint64_t *)(other + PAGE) = PAGE + 7;
+    bool good = mapped_huge(memory) == 0 && madvise(memory, HUGE, MADV_COLLAPSE) == 0;
+    good &= mapped_huge(memory) == HUGE && holds_pattern(memory, 0, 2 * PAGE) && holds_pattern(other, 0, 2 * PAGE);
+    for (size_t at = 2 * PAGE; at < HUGE; at += PAGE)
+        good &= *(volatile uint64_t *)(other + at) == (at / PAGE % 2 ? 0 : at + 7);
+    good &= mapped_huge(other) == HUGE;
+    // Both can't collapse: memory without a page, and memory for which the program wants none.
+    errno = 0;
+    good &= madvise(memory + HUGE, HUGE, MADV_COLLAPSE) == -1 && errno == EINVAL;
+    madvise(memory, HUGE, MADV_NOHUGEPAGE);
+    errno = 0;
+    good &= madvise(memory, HUGE, MADV_COLLAPSE) == -1 && errno == EINVAL;
+    munmap(memory, LENGTH);
+    munmap(other, LENGTH);
+    close(file);
+    set(MACHINE, "always");
+    return good;
+}
+
 int main(void) {
     static const struct rule settings[] = {
         {"the machine's setting", settings_of_the_machine},
@@ -243,6 +273,7 @@ int main(void) {
         {"a private copy is a page", a_private_copy_is_a_page},
         {"it is moved and inherited", it_is_moved_and_inherited},
         {"it is paged out", it_is_paged_out},
+        {"it is collapsed", it_is_collapsed},
         {"a segment of System V", a_segment_of_system_v},
     };
     int broken = check_rules(settings, sizeof settings / sizeof *settings);

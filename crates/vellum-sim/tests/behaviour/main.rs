@@ -57,6 +57,7 @@ mod page_cache {
         mod strict;
     }
     mod huge {
+        mod schedules;
         mod strict;
     }
     mod private_copies {

@@ -15,6 +15,8 @@ pub enum ObjectError {
     TooLarge,
     /// Writable shared VMAs map the object.
     Busy,
+    /// Pages are pinned, or other CPUs use them all the time.
+    InUse,
     /// A swap device can't return the contents of a swapped-out page.
     Lost,
     /// The host is reading or writing this page. The caller waits until the request with the page
@@ -42,7 +44,7 @@ impl ObjectError {
             ObjectError::Busy => Errno::EBUSY,
             ObjectError::Lost | ObjectError::NotWritten => Errno::EIO,
             ObjectError::TooManyReferences => Errno::ENOMEM,
-            ObjectError::Pending(_) => Errno::EAGAIN,
+            ObjectError::Pending(_) | ObjectError::InUse => Errno::EAGAIN,
         }
     }
 }
@@ -55,6 +57,7 @@ impl core::fmt::Display for ObjectError {
                 write!(f, "size or offset too large: a page-cache object holds at most {MAX_SIZE} bytes")
             }
             ObjectError::Busy => f.write_str("the object is mapped by writable shared VMAs: unmap them first"),
+            ObjectError::InUse => f.write_str("pages are pinned, or in use all the time: try again later"),
             ObjectError::Lost => f.write_str("a swapped-out page is lost: its swap device can't be read"),
             ObjectError::NotWritten => {
                 f.write_str("pages could not be written: the storage may have their old contents")

@@ -11,6 +11,7 @@
 //! new nodes, and frees the nodes that are removed.
 
 mod clean;
+mod copy;
 pub(super) mod dirty;
 mod survey;
 mod swap;

@@ -41,6 +41,7 @@
 //! | `write_errors` | reports failed writes to each opener |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
 //! | `evict` | takes folios out for reclaim |
+//! | `collapse` | replaces small folios by a huge one |
 //! | `swap_out`, `swap_in` | writes pages to swap devices, and reads them back |
 //! | `refs` | references of handles and VMAs; writable shared mappings |
 //! | `mappers` | the spaces that map the object |
@@ -49,6 +50,7 @@
 //! | `survey` | walks the index for an audit |
 //! | `error` | errors |
 
+mod collapse;
 mod error;
 mod evict;
 mod fill;
@@ -69,6 +71,7 @@ mod tests;
 mod write;
 mod write_errors;
 
+pub(crate) use collapse::{Block, Collapses};
 pub use error::ObjectError;
 pub use evict::drop_clean;
 pub(crate) use evict::drop_unused;

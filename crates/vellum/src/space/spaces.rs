@@ -1,7 +1,8 @@
 //! Operations on several of the host's address spaces.
 
 use crate::frame::Family;
-use crate::page_cache::{Object, ObjectError, RemovedPages, Writeback, Writes};
+use crate::memcg::MemcgId;
+use crate::page_cache::{Block, Collapses, Object, ObjectError, RemovedPages, Writeback, Writes};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
@@ -99,6 +100,43 @@ pub fn unmap_removed<'m, P: Platform>(
             object.machine().platform().wait();
         }
     }
+}
+
+/// The number of attempts to collapse a block whose pages keep being mapped or used.
+const COLLAPSE_TRIES: u32 = 4;
+
+/// Replaces the small folios of an object without a store, in the block of a huge folio around
+/// `page`, by one huge folio that is charged to `memcg` (Linux: `collapse_file`). Swapped-out pages
+/// are read back first, and pages that don't exist become zeros. Unmaps the block from all spaces;
+/// the next fault maps it by a huge PTE where it can. Returns false if the block has no page, or
+/// reaches beyond the end of the object, or if the object has a store. The caller holds no lock.
+///
+/// # Errors
+/// [`ObjectError::InUse`]: pages are pinned, or used all the time, or a VMA has a record of their
+/// writes (userfaultfd, soft-dirty). [`ObjectError::NoMemory`], and those of [`Object::page`].
+pub fn collapse_object<'m, P: Platform>(
+    spaces: &(impl Spaces<'m, P> + ?Sized),
+    object: &Object<'m, P>,
+    page: u64,
+    memcg: MemcgId,
+) -> Result<bool, ObjectError> {
+    let pages = Collapses(object).block(page);
+    for _ in 0..COLLAPSE_TRIES {
+        match Collapses(object).prepare(pages.clone())? {
+            Block::Huge => return Ok(true),
+            Block::Unfit => return Ok(false),
+            Block::Small => {}
+        }
+        let mut can_move = true;
+        each_mapper(spaces, object, &mut |space| {
+            can_move = can_move && VmaOps::of(space).unmap_kept(object, pages.clone());
+        });
+        if can_move && Collapses(object).replace(pages.clone(), memcg)? {
+            return Ok(true);
+        }
+        object.machine().platform().relax();
+    }
+    Err(ObjectError::InUse)
 }
 
 /// Has the host write dirty pages of an object to its storage

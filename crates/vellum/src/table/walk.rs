@@ -190,7 +190,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// Returns empty PTEs of `vma` around the empty PTE at `va`: the part in `vma` of the largest
     /// naturally aligned block of an order from `largest` down to `least` in which nothing is
     /// mapped; if there is none, all PTEs in the block of order `least` up to the next that is not
-    /// empty. Only a hint, as [`PageTables::probe`].
+    /// empty. Where no page table is, the largest block is that of a page table. Only a hint, as
+    /// [`PageTables::probe`].
     pub(crate) fn empty_around(&self, va: u64, vma: UserRange, largest: u8, least: u8) -> UserRange {
         let arch = &self.arch;
         let around = |order: u8| vma.around(va, u32::from(order) + FRAME_SHIFT);
@@ -200,6 +201,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         if at.raw != 0 {
             return around(arch.page_order());
         }
+        let largest = if at.level > 1 { arch.page_order() + arch.index_bits() as u8 } else { largest };
         let mut blocks = (least..=largest).rev().map(around);
         // SAFETY: this CPU is in the walk that ended at `at`.
         if let Some(block) = blocks.find(|block| unsafe { self.is_block_empty(&at, *block) }) {

@@ -94,6 +94,7 @@ pub fn errno(error: ObjectError) -> Errno {
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost | ObjectError::NotWritten => return Errno::EIO,
         ObjectError::TooManyReferences => return Errno::ENOMEM,
+        ObjectError::InUse => return Errno::EAGAIN,
         ObjectError::Pending(page) => {
             thread::current(|thread| thread.block(BlockedOn::Pending(page)));
             return Errno::EIO;

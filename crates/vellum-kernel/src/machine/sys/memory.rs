@@ -8,14 +8,15 @@ use crate::files::{contents, proc};
 use crate::mem::memcgs;
 use crate::mem::spaces::All;
 use crate::mem::thread::{failed, fault_failed};
-use crate::mem::{UserSpace, uaccess};
+use crate::mem::{Object, UserSpace, uaccess};
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
-use vellum::addr::{FRAME_SIZE, align_up};
+use vellum::addr::{FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;
 use vellum::space::{
-    self, Advise, AdviseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags, RemapRequest,
+    self, Advise, AdviseError, CollapseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
+    RemapRequest,
 };
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
@@ -212,7 +213,32 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         }
         memory.engine.advise_some(&mut rest, || may_go_on(thread)).map_err(told)
     };
-    by_pieces(thread, piece).await.map(|()| 0)
+    let advised = by_pieces(thread, piece).await;
+    let objects = if advice == Advise::Collapse { collapse_objects(thread, memory, addr, len).await } else { Ok(0) };
+    advised.and(objects)
+}
+
+/// Collapses the pages of files in a range whose private memory `MADV_COLLAPSE` has collapsed.
+/// Blocks that can't be collapsed are left out; the error is that of the last.
+async fn collapse_objects(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64) -> Answer {
+    let mut rest = VirtRange { start: addr, end: addr.saturating_add(len) };
+    let mut answer = Ok(0);
+    let piece = || {
+        while rest.start < rest.end {
+            let collapse = |object: &Object, page| space::collapse_object(&All, object, page, memory.engine.memcg());
+            match memory.engine.collapse_next(&mut rest, collapse) {
+                Ok(()) => {}
+                Err(error @ CollapseError::NoMemory(_)) => return Err(failed(error.refused(), error.errno())),
+                Err(error) => answer = Err(error.errno().into()),
+            }
+            if !may_go_on(thread) {
+                break;
+            }
+        }
+        Ok(rest.start >= rest.end)
+    };
+    by_pieces(thread, piece).await?;
+    answer
 }
 
 /// Implements `MADV_REMOVE`: punches a hole in the mapped file.

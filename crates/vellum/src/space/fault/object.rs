@@ -28,8 +28,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         // The block must lie in one page table.
         let page_order = self.arch().page_order();
         let table = page_order + self.arch().index_bits() as u8;
-        let read = if vma.advice == Advice::Huge { 1 << HUGE_ORDER } else { 0 };
-        let orders = shmem_orders(object, Advice::Huge).any() | self.machine().policy().prealloc_orders() | read;
+        let orders = shmem_orders(object, Advice::Huge).any() | self.machine().policy().prealloc_orders();
         let least = (AROUND_ORDER + page_order).min(table);
         let largest = ((orders | 1).ilog2() as u8).clamp(least, table);
         self.tables().empty_around(addr, vma.range, largest, least)

@@ -39,12 +39,11 @@ const TRIES: u32 = 4;
 /// otherwise the block is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollapseError {
-    /// This VMA is not private anonymous memory, or has `MADV_NOHUGEPAGE`, or contains no whole
-    /// huge page.
+    /// This VMA has `MADV_NOHUGEPAGE`, or contains no whole huge page.
     NotAllowed(VirtRange),
-    /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed:
-    /// markers, uffd-wp ones, and those of pages of an object; or it has too many runs to be copied
-    /// in one step.
+    /// This block has no memory but the zero folio; or it has PTEs that can't be collapsed: markers
+    /// and uffd-wp ones; or it has too many runs to be copied in one step. Of an object: it has no
+    /// page, reaches beyond the object's end, or the object has a store.
     Unfit(VirtRange),
     /// More pages of this block are missing, swapped out or shared than the limits allow; or a page
     /// is missing in a VMA with a userfaultfd; or, in a scan, no page was accessed.
@@ -79,13 +78,12 @@ impl core::fmt::Display for CollapseError {
         match self {
             CollapseError::NotAllowed(range) => write!(
                 f,
-                "the VMA {range:?} can't be collapsed: it is not private anonymous memory, has MADV_NOHUGEPAGE, or \
-                 contains no whole huge page"
+                "the VMA {range:?} can't be collapsed: it has MADV_NOHUGEPAGE, or contains no whole huge page"
             ),
             CollapseError::Unfit(range) => write!(
                 f,
-                "{range:?} can't be collapsed: it has no page in memory or swap, or guards, uffd-wp PTEs or pages of \
-                 an object"
+                "{range:?} can't be collapsed: it has no page in memory or swap, or guards or uffd-wp PTEs, or \
+                 belongs to a file on a disk"
             ),
             CollapseError::BeyondLimits(range) => write!(
                 f,
@@ -189,7 +187,8 @@ enum Step {
 }
 
 impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
-    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`). If a block can't be
+    /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`), except those of
+    /// objects ([`Thp::collapse_next`]). If a block can't be
     /// collapsed, sets `failed` to the error and goes on with the next block, unless there is no
     /// memory. Faults may run at the same time.
     ///
@@ -204,6 +203,9 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
     ) -> Result<(), CollapseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
         Pieces::of(self.space).each_vma(rest, more, |vma, part| {
+            if !vma.backing.is_anonymous() {
+                return Ok(part.end);
+            }
             let whole_pages = |range: VirtRange| VirtRange {
                 start: range.start.next_multiple_of(size),
                 end: align_down(range.end, size.ilog2()),

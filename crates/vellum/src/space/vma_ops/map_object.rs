@@ -118,6 +118,7 @@ impl From<ObjectError> for MapError {
             ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
             ObjectError::Busy
+            | ObjectError::InUse
             | ObjectError::Lost
             | ObjectError::NotWritten
             | ObjectError::TooManyReferences

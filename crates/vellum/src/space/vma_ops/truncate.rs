@@ -6,7 +6,7 @@ use core::ops::Range;
 use crate::arch::{BadRange, UserRange};
 use crate::page_cache::{Object, ObjectError, RemovedPages};
 use crate::platform::Platform;
-use crate::vma::{Sharing, State, VmaFlags};
+use crate::vma::{Sharing, State, Vma, VmaFlags};
 
 use super::{AdviseError, VmaOps};
 use crate::space::fault::FaultError;
@@ -26,8 +26,23 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         if removed.is_empty() {
             return;
         }
+        let keep =
+            |vma: &Vma| Some(if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies });
+        self.unmap_pages(object, removed.first..removed.end, keep);
+    }
+
+    /// Unmaps `pages` of an object from this space, whose pages stay in the object. Returns false
+    /// if a VMA has a record of their writes, which would be lost; then some pages may stay mapped.
+    /// Faults may map pages again at any time.
+    pub(in crate::space) fn unmap_kept(self, object: &Object<'m, P>, pages: Range<u64>) -> bool {
+        let recorded = VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED;
+        self.unmap_pages(object, pages, |vma| (!vma.flags.intersects(recorded)).then_some(Keep::Copies))
+    }
+
+    /// Unmaps `pages` of an object from each VMA, except for the PTEs that `keep` returns for the
+    /// VMA. Returns false, and stops, when it returns none.
+    fn unmap_pages(self, object: &Object<'m, P>, pages: Range<u64>, keep: impl Fn(&Vma) -> Option<Keep>) -> bool {
         let all = UserRange::all(self.arch());
-        let pages = removed.first..removed.end;
         let mut change = Change::begin(self.space, all);
         let mut next_mapping = |at| {
             let vmas = change.vmas();
@@ -40,12 +55,12 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             change.unlock();
             found
         };
-        let Some(mut found) = next_mapping(0) else { return };
+        let Some(mut found) = next_mapping(0) else { return true };
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(all);
         loop {
             let (range, vma) = found;
-            let keep = if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let Some(keep) = keep(&vma) else { return false };
             let mut at = range.start;
             while at < range.end {
                 match Zap::of(self.space).piece(range.tail(at), keep, &mut gather) {
@@ -57,7 +72,7 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             }
             match next_mapping(vma.range.end) {
                 Some(another) => found = another,
-                None => return,
+                None => return true,
             }
         }
     }

@@ -5,8 +5,8 @@ use std::num::NonZeroU16;
 use vellum::arch::Attrs;
 use vellum::frame::policy::{ShmemFolios, ShmemKnob};
 use vellum::memcg::MemcgId;
-use vellum::page_cache::Object;
-use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, unmap_removed};
+use vellum::page_cache::{Changes, Object, ObjectError};
+use vellum::space::{Access, Advise, CollapseError, FaultError, MapFlags, MapRequest, collapse_object, unmap_removed};
 use vellum::stats::Counter;
 use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum_sim::{Fault, Hostility, Refusal, Silicon, Strict};
@@ -33,6 +33,9 @@ in_every_format! {
     a_vma_that_tracks_writes_has_no_huge_ptes => tracked,
     huge_folios_are_swapped_out_and_in => swapped,
     policy_decides_where_folios_are_huge => policy,
+    small_folios_collapse_into_a_huge_one => collapsed,
+    a_block_in_use_does_not_collapse => in_use,
+    advice_collapses_what_a_range_maps => advised,
 }
 
 /// An object of two huge folios.
@@ -296,5 +299,112 @@ fn policy<A: Silicon>(arch: A) {
             object.page_or_new(1, MemcgId::ROOT).unwrap();
             assert_eq!(object.resident() * frames, expected);
         }
+    });
+}
+
+/// An object of two blocks of small pages, mapped by spaces with these flags, and the pages of its
+/// first block: in memory, missing (the second), and swapped out (from the tenth on).
+fn small<'m, A: Silicon, const N: usize>(
+    on: &Bench<'m, A>,
+    flags: [MapFlags; N],
+) -> (Object<'m, Strict<A>>, [Space<'m, A>; N]) {
+    on.machine.policy().shmem().set(ORDER, ShmemKnob::Never);
+    let object = object(on);
+    let spaces = flags.map(|flags| share(on, &object, flags));
+    let end = HUGE / on.page;
+    (9..end).for_each(|page| on.store(&spaces[0], BASE + page * on.page + 8, page + 7));
+    let all: Vec<_> = spaces.iter().collect();
+    on.reclaim(&all, MemcgId::ROOT, u64::MAX);
+    on.reclaim(&all, MemcgId::ROOT, u64::MAX);
+    assert_eq!((object.resident(), object.swapped()), (0, end - 9));
+    (0..9).filter(|page| *page != 1).for_each(|page| on.store(&spaces[0], BASE + page * on.page + 8, page + 7));
+    (object, spaces)
+}
+
+fn collapsed<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let (object, spaces) = small(on, [MapFlags::SHARED, MapFlags::SHARED, MapFlags::empty()]);
+        let all = [&spaces[0], &spaces[1], &spaces[2]];
+        let end = HUGE / on.page;
+        on.store(&spaces[2], BASE + 4 * on.page + 8, 1);
+        on.load(&spaces[1], BASE + 8);
+        let collapse = |page| collapse_object(&all[..], &object, page, MemcgId::ROOT);
+        assert_eq!((collapse(end + 3), collapse(2 * end)), (Ok(false), Ok(false)), "no page, and beyond the end");
+        assert_eq!(collapse(5), Ok(true));
+        assert_eq!((object.resident(), object.swapped()), (end, 0));
+        let one = object.page(7).unwrap().unwrap().pfn();
+        assert_eq!(on.machine.frames().head(one).1.order(), ORDER);
+        for space in &spaces[..2] {
+            check(on, space, (0..end).filter(|page| *page != 1));
+            assert_eq!((on.load(space, BASE + on.page + 8), huge(space)), (0, if_huge(on, 1)));
+        }
+        // The private copy is still there, and keeps the rest from being mapped by a huge PTE.
+        assert_eq!((on.load(&spaces[2], BASE + 4 * on.page + 8), huge(&spaces[2])), (1, 0));
+        check(on, &spaces[2], (0..end).filter(|page| ![1, 4].contains(page)));
+        assert_eq!(collapse(5), Ok(true), "it is one already");
+        // A hole in it is filled by another folio, and collapses again.
+        let gone = object.punch_hole(0..on.page).unwrap();
+        unmap_removed(&all[..], &object, &gone);
+        on.store(&spaces[0], BASE + 8, 7);
+        assert_eq!(collapse(0), Ok(true));
+        check(on, &spaces[1], (0..end).filter(|page| *page != 1));
+        assert_eq!((object.resident(), huge(&spaces[1])), (end, if_huge(on, 1)));
+    });
+}
+
+fn in_use<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let (object, spaces) = small(on, [MapFlags::SHARED]);
+        let all = [&spaces[0]];
+        let collapse = || collapse_object(&all[..], &object, 0, MemcgId::ROOT);
+        let unchanged = || check(on, &spaces[0], (0..HUGE / on.page).filter(|page| *page != 1));
+        let pinned = spaces[0].pin(BASE + 20 * on.page, Access::Write).unwrap();
+        assert_eq!(collapse(), Err(ObjectError::InUse));
+        unchanged();
+        drop(pinned);
+        let held = object.page(3).unwrap();
+        assert_eq!(collapse(), Err(ObjectError::InUse));
+        drop(held);
+        let modes = VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC;
+        spaces[0].uffd_register(range(BASE, HUGE), UFFD, modes).unwrap();
+        assert_eq!(collapse(), Err(ObjectError::InUse));
+        spaces[0].uffd_unregister(range(BASE, HUGE), UFFD).unwrap();
+        unchanged();
+        on.sim.refuse(Refusal::Percent(100));
+        assert!(matches!(collapse(), Err(ObjectError::NoMemory(_))));
+        on.sim.refuse(Refusal::Never);
+        unchanged();
+        assert_eq!((collapse(), object.resident()), (Ok(true), HUGE / on.page));
+        unchanged();
+    });
+}
+
+fn advised<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let (object, spaces) = small(on, [MapFlags::SHARED]);
+        let space = &spaces[0];
+        let file = Object::with_store(on.machine, &on.arch, MemcgId::ROOT, 7, HUGE, Changes::ToStore).unwrap();
+        let prot = Prot::READ | Prot::WRITE;
+        let request = |at: u64, len| MapRequest { addr: BASE + at, len, prot, flags: MapFlags::FIXED };
+        space.map_object(request(4 * HUGE, HUGE), &file, 0).unwrap();
+        space.map(request(6 * HUGE, HUGE)).unwrap();
+        space.map_object(request(8 * HUGE, HUGE), &object, on.page).unwrap();
+        let mut rest = range(BASE, 10 * HUGE);
+        let mut results = Vec::new();
+        while rest.start < rest.end {
+            let collapse =
+                |object: &Object<'_, Strict<A>>, page| collapse_object(&[space][..], object, page, MemcgId::ROOT);
+            results.push(space.collapse_next(&mut rest, collapse));
+        }
+        let vma = |at: u64| range(BASE + at * HUGE, HUGE);
+        let expected = [
+            Ok(()),
+            Err(CollapseError::Unfit(vma(1))),
+            Err(CollapseError::Unfit(vma(4))),
+            Err(CollapseError::NotAllowed(vma(8))),
+            Ok(()),
+        ];
+        assert_eq!(results, expected);
+        assert_eq!(huge(space), if_huge(on, 1), "it is mapped at once");
     });
 }

@@ -1,0 +1,163 @@
+//! Collapse: a huge folio replaces the small folios of a block of pages (Linux: `collapse_file`).
+//!
+//! The pages are unmapped first, in all spaces. If nothing but the object refers to them then, they
+//! are marked as under writeback ([`super::swap_out`]), and copied with no lock held. A CPU that
+//! needs one of them meanwhile waits for the end of the copy.
+
+use core::ops::Range;
+
+use super::fill::NewFolio;
+use super::index::Entry;
+use super::{Object, ObjectError, mapping};
+use crate::addr::Pfn;
+use crate::frame::{Counts, Frame, HUGE_ORDER};
+use crate::memcg::MemcgId;
+use crate::platform::{FailPoint, Platform, allows};
+use crate::stats::SizeCounter;
+
+/// The largest number of pages of a block.
+const PAGES: usize = 1 << HUGE_ORDER;
+
+/// The state of a block.
+pub(crate) enum Block {
+    /// All of it is one huge folio.
+    Huge,
+    /// Small folios, or a huge one that lacks pages, which can be collapsed.
+    Small,
+    /// No page at all; or it reaches beyond the end of the object, or has a store.
+    Unfit,
+}
+
+/// The steps by which the pages of an object are collapsed.
+pub(crate) struct Collapses<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
+
+impl<'m, P: Platform> Collapses<'_, 'm, P> {
+    /// Returns the pages of the block that has a page.
+    pub(crate) fn block(&self, page: u64) -> Range<u64> {
+        let order = HUGE_ORDER.saturating_sub(self.0.page_order());
+        let first = page >> order << order;
+        first..first + (1 << order)
+    }
+
+    /// Returns the state of a block, once its swapped-out pages were read back.
+    ///
+    /// # Errors
+    /// As for [`Object::page`].
+    pub(crate) fn prepare(&self, block: Range<u64>) -> Result<Block, ObjectError> {
+        let (object, frames) = (self.0, self.0.machine.frames());
+        if object.head().store.is_some() || !object.is_inside(object.size(), block.end - 1) {
+            return Ok(Block::Unfit);
+        }
+        let (mut at, mut pages, mut of_huge) = (block.start, 0, 0);
+        while let Some((page, entry)) = object.next_page(at).filter(|(page, _)| *page < block.end) {
+            match entry {
+                Entry::Resident(pfn) => of_huge += u64::from(frames.head(pfn).1.order() >= HUGE_ORDER),
+                Entry::Swapped { .. } => drop(object.page(page)?),
+                _ => {}
+            }
+            (at, pages) = (page + 1, pages + 1);
+            object.machine.platform().resched();
+        }
+        Ok(match (pages, of_huge) {
+            (0, _) => Block::Unfit,
+            (_, all) if all == block.end - block.start => Block::Huge,
+            _ => Block::Small,
+        })
+    }
+
+    /// Replaces the folios of a block, whose pages no PTE maps any more, by a huge one that is
+    /// charged to `memcg`. Returns false, and changes nothing, if other references to them exist,
+    /// or if pages of the block come or go meanwhile. No lock is held.
+    ///
+    /// # Errors
+    /// There is no memory, or `memcg` is at its limit.
+    pub(crate) fn replace(&self, block: Range<u64>, memcg: MemcgId) -> Result<bool, ObjectError> {
+        let (object, machine) = (self.0, self.0.machine);
+        let frames = machine.frames();
+        let mut new = NewFolio::new(object);
+        new.provide(HUGE_ORDER, false, memcg)
+            .inspect_err(|_| machine.count_size(SizeCounter::CollapseFailed, HUGE_ORDER))?;
+        let mut old = [Pfn::NONE; PAGES];
+        let old = &mut old[..(block.end - block.start) as usize];
+        if !self.begin(block.clone(), old) {
+            return Ok(false);
+        }
+        let Some(to) = new.take(HUGE_ORDER) else { return Ok(false) };
+        let step = 1 << object.page_order();
+        let mut at = to;
+        for from in old.iter() {
+            match from.some() {
+                // SAFETY: the new folio belongs to this call alone. `begin` took a reference to the
+                // old one, so that it is not freed.
+                Some(from) => unsafe { frames.copy(from, at, step) },
+                // SAFETY: the new folio belongs to this call alone.
+                None => unsafe { frames.zero(at, step) },
+            }
+            at = at.add(step);
+            machine.platform().resched();
+        }
+        let mut state = object.lock();
+        let inserted = state.index.end_copy(frames, block.clone(), old, (to, step));
+        if inserted.is_some() {
+            mapping::set_object(frames.frame(to), object.at, block.start);
+            each_folio(frames, old, |_, frame, _| {
+                mapping::clear_object(frame);
+                true
+            });
+        }
+        drop(state);
+        each_folio(frames, old, |head, _, pages| {
+            machine.put_folio(head, 1 + if inserted.is_some() { pages } else { 0 }, 0);
+            true
+        });
+        let Some(inserted) = inserted else {
+            machine.put_folio(to, 1 << (HUGE_ORDER - object.page_order()), 0);
+            return Ok(false);
+        };
+        machine.count(object.head().pages_counter(), (u64::from(inserted)) << object.page_order());
+        machine.count_size(SizeCounter::Collapsed, HUGE_ORDER);
+        Ok(true)
+    }
+
+    /// Begins the copy of a block's pages, whose frames it returns in `old`, and takes a reference
+    /// to each of their folios. Returns false, with nothing changed, if any reference exists except
+    /// those of the index, or a page is not in memory; also while the object's gate is closed: a
+    /// fault then waits for a page that was paged out too often (INV-21). Takes the object's lock.
+    fn begin(&self, block: Range<u64>, old: &mut [Pfn]) -> bool {
+        let (object, frames) = (self.0, self.0.machine.frames());
+        let state = object.lock();
+        if object.head().gate.is_closed() || !state.index.frames_in_memory(frames, block.clone(), old) {
+            return false;
+        }
+        let is_unshared = |_, frame: &Frame, pages| frame.counts() == Counts { refs: pages, maps: 0 };
+        if !each_folio(frames, old, is_unshared) || !allows(object.machine.platform(), FailPoint::Unpinned) {
+            return false;
+        }
+        each_folio(frames, old, |head, frame, _| {
+            let _ = frames.get_counts(head, frame, 1, 0);
+            true
+        });
+        state.index.begin_copy(frames, block);
+        true
+    }
+}
+
+/// Calls `f` with each folio of pages with these frames: its first frame, its descriptor and the
+/// number of its pages. Stops when `f` returns false, and returns whether it never did.
+fn each_folio<P: Platform>(
+    frames: &crate::frame::Frames<'_, P>,
+    pages: &[Pfn],
+    mut f: impl FnMut(Pfn, &Frame, u32) -> bool,
+) -> bool {
+    let mut rest = pages.iter().filter_map(|pfn| pfn.some()).map(|pfn| frames.head(pfn)).peekable();
+    while let Some((head, frame)) = rest.next() {
+        let mut count = 1;
+        while rest.next_if(|next| next.0 == head).is_some() {
+            count += 1;
+        }
+        if !f(head, frame, count) {
+            return false;
+        }
+    }
+    true
+}
