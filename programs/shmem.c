@@ -261,6 +261,29 @@ static bool it_is_collapsed(void) {
     return good;
 }
 
+// khugepaged makes small pages of a memfd a huge one, which the next access maps.
+static bool it_is_collapsed_in_time(void) {
+    set(MACHINE, "never");
+    int file = new_memfd(LENGTH);
+    char *memory = map_shared(file, LENGTH);
+    touch(memory, HUGE, 7);
+    bool good = mapped_huge(memory) == 0;
+    char sleep[16];
+    if (!read_line(THP "khugepaged/scan_sleep_millisecs", sleep, sizeof sleep))
+        die("khugepaged/scan_sleep_millisecs");
+    set(MACHINE, "always");
+    set(THP "khugepaged/scan_sleep_millisecs", "10");
+    for (int tries = 0; tries < 3000 && mapped_huge(memory) < HUGE; tries++) {
+        usleep(10000);
+        *(volatile uint64_t *)(memory + PAGE) = PAGE + 7;
+    }
+    set(THP "khugepaged/scan_sleep_millisecs", sleep);
+    good &= mapped_huge(memory) == HUGE && holds_pattern(memory, 0, HUGE);
+    munmap(memory, LENGTH);
+    close(file);
+    return good;
+}
+
 int main(void) {
     static const struct rule settings[] = {
         {"the machine's setting", settings_of_the_machine},
@@ -274,6 +297,7 @@ int main(void) {
         {"it is moved and inherited", it_is_moved_and_inherited},
         {"it is paged out", it_is_paged_out},
         {"it is collapsed", it_is_collapsed},
+        {"it is collapsed in time", it_is_collapsed_in_time},
         {"a segment of System V", a_segment_of_system_v},
     };
     int broken = check_rules(settings, sizeof settings / sizeof *settings);

@@ -7,7 +7,6 @@
 use core::ops::Range;
 
 use super::fill::NewFolio;
-use super::index::Entry;
 use super::{Object, ObjectError, mapping};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, HUGE_ORDER};
@@ -18,14 +17,18 @@ use crate::stats::SizeCounter;
 /// The largest number of pages of a block.
 const PAGES: usize = 1 << HUGE_ORDER;
 
-/// The state of a block.
-pub(crate) enum Block {
-    /// All of it is one huge folio.
-    Huge,
-    /// Small folios, or a huge one that lacks pages, which can be collapsed.
-    Small,
-    /// No page at all; or it reaches beyond the end of the object, or has a store.
-    Unfit,
+/// The pages of a block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Survey {
+    /// Those that exist.
+    pub(crate) pages: u64,
+    /// Those of them that are swapped out.
+    pub(crate) swapped: u64,
+    /// True if all of the block is one huge folio.
+    pub(crate) is_huge: bool,
+    /// False if there is no page; or if the block reaches beyond the end of the object, or the
+    /// object has a store.
+    pub(crate) is_fit: bool,
 }
 
 /// The steps by which the pages of an object are collapsed.
@@ -39,30 +42,37 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         first..first + (1 << order)
     }
 
-    /// Returns the state of a block, once its swapped-out pages were read back.
+    /// Returns the present pages of a block. Takes the object's lock for one page at a time.
+    pub(crate) fn survey(&self, block: Range<u64>) -> Survey {
+        let (object, frames) = (self.0, self.0.machine.frames());
+        let mut seen = Survey::default();
+        let (mut at, mut of_huge) = (block.start, 0);
+        while let Some((page, entry)) = object.next_page(at).filter(|(page, _)| *page < block.end) {
+            of_huge += u64::from(entry.frame().is_some_and(|pfn| frames.head(pfn).1.order() >= HUGE_ORDER));
+            seen.swapped += u64::from(entry.frame().is_none());
+            seen.pages += 1;
+            at = page + 1;
+            object.machine.platform().resched();
+        }
+        seen.is_huge = of_huge == block.end - block.start;
+        seen.is_fit = seen.pages > 0 && object.head().store.is_none() && object.is_inside(object.size(), block.end - 1);
+        seen
+    }
+
+    /// Reads the swapped-out pages of a block back.
     ///
     /// # Errors
     /// As for [`Object::page`].
-    pub(crate) fn prepare(&self, block: Range<u64>) -> Result<Block, ObjectError> {
-        let (object, frames) = (self.0, self.0.machine.frames());
-        if object.head().store.is_some() || !object.is_inside(object.size(), block.end - 1) {
-            return Ok(Block::Unfit);
-        }
-        let (mut at, mut pages, mut of_huge) = (block.start, 0, 0);
-        while let Some((page, entry)) = object.next_page(at).filter(|(page, _)| *page < block.end) {
-            match entry {
-                Entry::Resident(pfn) => of_huge += u64::from(frames.head(pfn).1.order() >= HUGE_ORDER),
-                Entry::Swapped { .. } => drop(object.page(page)?),
-                _ => {}
+    pub(crate) fn swap_in(&self, block: Range<u64>) -> Result<(), ObjectError> {
+        let mut at = block.start;
+        while let Some((page, entry)) = self.0.next_page(at).filter(|(page, _)| *page < block.end) {
+            if entry.frame().is_none() {
+                drop(self.0.page(page)?);
             }
-            (at, pages) = (page + 1, pages + 1);
-            object.machine.platform().resched();
+            at = page + 1;
+            self.0.machine.platform().resched();
         }
-        Ok(match (pages, of_huge) {
-            (0, _) => Block::Unfit,
-            (_, all) if all == block.end - block.start => Block::Huge,
-            _ => Block::Small,
-        })
+        Ok(())
     }
 
     /// Replaces the folios of a block, whose pages no PTE maps any more, by a huge one that is

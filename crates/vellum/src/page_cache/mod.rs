@@ -71,7 +71,7 @@ mod tests;
 mod write;
 mod write_errors;
 
-pub(crate) use collapse::{Block, Collapses};
+pub(crate) use collapse::Collapses;
 pub use error::ObjectError;
 pub use evict::drop_clean;
 pub(crate) use evict::drop_unused;

@@ -2,7 +2,7 @@
 
 use crate::frame::Family;
 use crate::memcg::MemcgId;
-use crate::page_cache::{Block, Collapses, Object, ObjectError, RemovedPages, Writeback, Writes};
+use crate::page_cache::{Collapses, Object, ObjectError, RemovedPages, Writeback, Writes};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
@@ -122,11 +122,11 @@ pub fn collapse_object<'m, P: Platform>(
 ) -> Result<bool, ObjectError> {
     let pages = Collapses(object).block(page);
     for _ in 0..COLLAPSE_TRIES {
-        match Collapses(object).prepare(pages.clone())? {
-            Block::Huge => return Ok(true),
-            Block::Unfit => return Ok(false),
-            Block::Small => {}
+        let seen = Collapses(object).survey(pages.clone());
+        if seen.is_huge || !seen.is_fit {
+            return Ok(seen.is_huge);
         }
+        Collapses(object).swap_in(pages.clone())?;
         let mut can_move = true;
         each_mapper(spaces, object, &mut |space| {
             can_move = can_move && VmaOps::of(space).unmap_kept(object, pages.clone());

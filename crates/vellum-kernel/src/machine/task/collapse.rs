@@ -1,7 +1,8 @@
 //! Collapses small pages into huge ones in the background: a task scans a number of pages at
 //! intervals, one address space after the other (Linux: khugepaged).
 
-use crate::mem::{now_ns, spaces};
+use crate::mem::spaces::{self, All};
+use crate::mem::{Object, now_ns};
 use crate::task::{executor, time};
 use core::future::{Future, poll_fn};
 use core::pin::pin;
@@ -110,7 +111,8 @@ async fn scan(at: &mut (SpaceId, u64)) -> bool {
         if space.engine.id() != at.0 {
             *at = (space.engine.id(), 0);
         }
-        match space.engine.collapse_some(at.1, left, &limits) {
+        let collapse = |object: &Object, page| vellum::space::collapse_object(&All, object, page, space.engine.memcg());
+        match space.engine.collapse_some(at.1, left, &limits, collapse) {
             Ok(done) => {
                 COLLAPSED.fetch_add(done.collapsed, Relaxed);
                 left = left.saturating_sub(done.scanned);

@@ -17,6 +17,7 @@ use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, flag};
 use crate::memcg::{Refused, may_be_refused};
+use crate::page_cache::{Object, ObjectError};
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
 use crate::table::{BusyEntries, DetachedTable, Found, LockedTable, MAX_RUNS_PER_HOLD, Run};
@@ -68,7 +69,7 @@ impl CollapseError {
     }
 
     /// Returns whether there is no memory, so that other blocks need not be tried.
-    fn is_shortage(&self) -> bool {
+    pub(super) fn is_shortage(&self) -> bool {
         matches!(self, CollapseError::NoMemory(_))
     }
 }
@@ -243,6 +244,7 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         from: u64,
         pages: u64,
         limits: &CollapseLimits,
+        mut collapse: impl FnMut(&Object<'m, P>, u64) -> Result<bool, ObjectError>,
     ) -> Result<Collapsed, CollapseError> {
         let mut done = Collapsed { next: Some(from), ..Collapsed::default() };
         while let Some(at) = done.next
@@ -251,15 +253,23 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
             let vmas = self.space.read();
             let rest = UserRange::all(self.arch()).tail(at);
             let next = vmas.overlapping(self.platform(), rest).find(|vma| {
-                vma.state == State::Live
-                    && vma.range.end > at
-                    && self.can_collapse(vma)
-                    && Anon::of(self.space).orders(vma) != 0
+                let is_wanted = match vma.backing.is_anonymous() {
+                    true => self.can_collapse(vma) && Anon::of(self.space).orders(vma) != 0,
+                    false => self.wants_huge_object(vma),
+                };
+                vma.state == State::Live && vma.range.end > at && is_wanted
             });
             let Some(vma) = next.copied() else {
                 done.next = None;
                 break;
             };
+            if !vma.backing.is_anonymous() {
+                drop(vmas);
+                match self.scan_object(&vma, limits, &mut done, &mut collapse) {
+                    Err(error) if error.is_shortage() => return Err(error),
+                    _ => continue,
+                }
+            }
             let order = Anon::of(self.space).orders(&vma).ilog2().min(HUGE_ORDER as u32);
             let start = vma.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };

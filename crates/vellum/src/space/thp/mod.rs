@@ -31,14 +31,21 @@ handle! {
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Scans about `pages` pages of 4 KiB from the address `from` on, and collapses the blocks
     /// (aligned ranges of a large folio's size) for which the folio policy wants a large folio and
-    /// which `limits` allow. Faults may run at the same time. A host calls this when it has time
-    /// (Linux: khugepaged).
+    /// which `limits` allow. Calls `collapse` for those of shared memory, as
+    /// [`AddressSpace::collapse_next`] does. Faults may run at the same time. A host calls this
+    /// when it has time (Linux: khugepaged).
     ///
     /// # Errors
     /// There is no memory for a folio, or the memcg is at its limit: the host should wait before it
     /// scans on. Blocks before the one that failed stay collapsed.
-    pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
-        Thp::of(self).collapse_some(from, pages, limits)
+    pub fn collapse_some(
+        &self,
+        from: u64,
+        pages: u64,
+        limits: &CollapseLimits,
+        collapse: impl FnMut(&Object<'m, P>, u64) -> Result<bool, ObjectError>,
+    ) -> Result<Collapsed, CollapseError> {
+        Thp::of(self).collapse_some(from, pages, limits, collapse)
     }
 
     /// Collapses the first block of an object's pages that lies in `rest`, and removes it from

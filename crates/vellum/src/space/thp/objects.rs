@@ -2,23 +2,35 @@
 //! spaces that map the object take part ([`collapse_object`](crate::space::collapse_object)).
 
 use crate::addr::{FRAME_SHIFT, VirtRange, align_up};
+use crate::arch::Arch;
 use crate::frame::HUGE_ORDER;
 use crate::frame::policy::Advice;
-use crate::page_cache::{Object, ObjectError};
+use crate::page_cache::{Collapses, Object, ObjectError, shmem_orders};
 use crate::platform::Platform;
-use crate::vma::{State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
-use super::{CollapseError, Thp};
+use super::{CollapseError, CollapseLimits, Collapsed, Thp};
 use crate::space::fault::{Access, Fault};
 
 /// log2 of the number of bytes of a huge folio.
 const HUGE_SHIFT: u32 = HUGE_ORDER as u32 + FRAME_SHIFT;
 
-/// Returns the first address from `at` on at which a VMA maps the first page of a huge folio of its
-/// object.
-fn next_block(vma: &Vma, at: u64) -> Option<u64> {
+/// Returns the first block, the addresses of a huge folio of the VMA's object, that lies between
+/// `at` and `end` in the VMA.
+fn next_block(vma: &Vma, at: u64, end: u64) -> Option<VirtRange> {
     let offset = vma.backing.offset(at);
-    at.checked_add(align_up(offset, HUGE_SHIFT)? - offset)
+    let start = at.checked_add(align_up(offset, HUGE_SHIFT)? - offset)?;
+    let block_end = start.checked_add(1 << HUGE_SHIFT).filter(|block_end| *block_end <= end)?;
+    Some(VirtRange { start, end: block_end })
+}
+
+/// Returns the error of a block that was not collapsed.
+fn failed(error: ObjectError, block: VirtRange) -> CollapseError {
+    match error {
+        ObjectError::NoMemory(refused) => CollapseError::NoMemory(refused),
+        ObjectError::Lost => CollapseError::Poisoned(block.start),
+        _ => CollapseError::Busy(block),
+    }
 }
 
 impl<'m, P: Platform> Thp<'_, 'm, P> {
@@ -35,21 +47,14 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
             rest.start = rest.end;
             return Ok(());
         };
-        // SAFETY: the VMA maps an object, and keeps its reference to it as long as `vmas` holds the
-        // VMA lock.
-        let object = (*unsafe { Object::of_backing(self.machine(), &vma.backing) }).clone();
+        let object = self.object_of(&vma);
         drop(vmas);
         let part = vma.range.intersect(&range);
-        let block = |at: u64, end: u64| {
-            let start = next_block(&vma, at)?;
-            let end = start.checked_add(1 << HUGE_SHIFT).filter(|block_end| *block_end <= end)?;
-            Some(VirtRange { start, end })
-        };
         rest.start = part.end;
-        if vma.advice == Advice::NoHuge || block(vma.range.start, vma.range.end).is_none() {
+        if vma.advice == Advice::NoHuge || next_block(&vma, vma.range.start, vma.range.end).is_none() {
             return Err(CollapseError::NotAllowed(*vma.range));
         }
-        let Some(block) = block(part.start, part.end) else { return Ok(()) };
+        let Some(block) = next_block(&vma, part.start, part.end) else { return Ok(()) };
         rest.start = block.end;
         match collapse(&object, vma.backing.offset(block.start) >> self.page_shift()) {
             Ok(true) => {
@@ -58,12 +63,60 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
                 Ok(())
             }
             Ok(false) => Err(CollapseError::Unfit(block)),
-            Err(ObjectError::NoMemory(refused)) => {
-                rest.start = block.start;
-                Err(CollapseError::NoMemory(refused))
+            Err(error) => {
+                if matches!(error, ObjectError::NoMemory(_)) {
+                    rest.start = block.start;
+                }
+                Err(failed(error, block))
             }
-            Err(ObjectError::Lost) => Err(CollapseError::Poisoned(block.start)),
-            Err(_) => Err(CollapseError::Busy(block)),
         }
+    }
+
+    /// Returns a handle to the object of a VMA, which the caller has locked.
+    fn object_of(self, vma: &Vma) -> Object<'m, P> {
+        // SAFETY: the VMA maps an object, and keeps its reference to it as long as the VMAs are
+        // locked.
+        (*unsafe { Object::of_backing(self.machine(), &vma.backing) }).clone()
+    }
+
+    /// Returns whether policy wants huge folios in the object of a VMA, which the caller has
+    /// locked, and a huge PTE may map them there (INV-23).
+    pub(super) fn wants_huge_object(self, vma: &Vma) -> bool {
+        let is_wanted = || shmem_orders(&self.object_of(vma), vma.advice).any() & 1 << HUGE_ORDER != 0;
+        !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED) && is_wanted()
+    }
+
+    /// Collapses the first block of the VMA's object from [`Collapsed::next`] on, if it is within
+    /// the limits, and adds it to `done`. No lock is held.
+    ///
+    /// # Errors
+    /// As for [`Thp::collapse_next`].
+    pub(super) fn scan_object(
+        self,
+        vma: &Vma,
+        limits: &CollapseLimits,
+        done: &mut Collapsed,
+        collapse: &mut impl FnMut(&Object<'m, P>, u64) -> Result<bool, ObjectError>,
+    ) -> Result<(), CollapseError> {
+        let from = done.next.unwrap_or(0).max(vma.range.start);
+        done.next = Some(vma.range.end);
+        let Some(block) = next_block(vma, from, vma.range.end) else { return Ok(()) };
+        done.next = Some(block.end);
+        done.scanned += 1 << HUGE_ORDER;
+        // The VMA may be gone by now, and another one in its place.
+        let vmas = self.space.read();
+        let Some(object) = vmas.find(block.start).filter(|now| *now == vma).map(|now| self.object_of(now)) else {
+            return Ok(());
+        };
+        drop(vmas);
+        let page = vma.backing.offset(block.start) >> self.page_shift();
+        let (seen, pages) = (Collapses(&object).survey(Collapses(&object).block(page)), 1 << HUGE_ORDER);
+        let frames = |count: u64| count << self.arch().page_order();
+        let within = pages - frames(seen.pages) <= limits.none.into() && frames(seen.swapped) <= limits.swapped.into();
+        if !seen.is_huge && seen.is_fit && within {
+            done.collapsed += u64::from(collapse(&object, page).map_err(|error| failed(error, block))?);
+        }
+        self.platform().resched();
+        Ok(())
     }
 }

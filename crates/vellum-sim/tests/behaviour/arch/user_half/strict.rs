@@ -99,7 +99,10 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             // Queries find nothing, or the last page.
             space.clear_accessed_dirty(range, Attrs::HARDWARE, |_, _| ());
             assert!(space.usage(range).resident <= page, "usage {label}");
-            assert!(space.collapse_some(addr, 1 << 9, &CollapseLimits::default()).is_ok(), "collapse {label}");
+            assert!(
+                space.collapse_some(addr, 1 << 9, &CollapseLimits::default(), |_, _| Ok(false)).is_ok(),
+                "collapse {label}"
+            );
             if addr >= end {
                 assert!(space.fault(addr, Access::Write).is_err(), "fault {label}");
                 assert!(space.pin(addr, Access::Write).is_err(), "pin {label}");

@@ -6,7 +6,9 @@ use vellum::arch::Attrs;
 use vellum::frame::policy::{ShmemFolios, ShmemKnob};
 use vellum::memcg::MemcgId;
 use vellum::page_cache::{Changes, Object, ObjectError};
-use vellum::space::{Access, Advise, CollapseError, FaultError, MapFlags, MapRequest, collapse_object, unmap_removed};
+use vellum::space::{
+    Access, Advise, CollapseError, CollapseLimits, FaultError, MapFlags, MapRequest, collapse_object, unmap_removed,
+};
 use vellum::stats::Counter;
 use vellum::vma::{Prot, UffdId, VmaFlags};
 use vellum_sim::{Fault, Hostility, Refusal, Silicon, Strict};
@@ -36,6 +38,7 @@ in_every_format! {
     small_folios_collapse_into_a_huge_one => collapsed,
     a_block_in_use_does_not_collapse => in_use,
     advice_collapses_what_a_range_maps => advised,
+    a_scan_collapses_what_policy_wants => scanned,
 }
 
 /// An object of two huge folios.
@@ -406,5 +409,28 @@ fn advised<A: Silicon>(arch: A) {
         ];
         assert_eq!(results, expected);
         assert_eq!(huge(space), if_huge(on, 1), "it is mapped at once");
+    });
+}
+
+fn scanned<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let (object, spaces) = small(on, [MapFlags::SHARED]);
+        let space = &spaces[0];
+        let frames = on.page >> 12;
+        let scan = |limits: CollapseLimits| {
+            let collapse =
+                |object: &Object<'_, Strict<A>>, page| collapse_object(&[space][..], object, page, MemcgId::ROOT);
+            space.collapse_some(0, u64::MAX, &limits, collapse).unwrap().collapsed
+        };
+        // A page is missing, and all but eight are swapped out.
+        let (none, swapped) = (frames as u32, (HUGE / on.page - 9) as u32 * frames as u32);
+        let limits = CollapseLimits { none, swapped, shared: 0 };
+        assert_eq!(scan(limits), 0, "policy wants none");
+        on.machine.policy().shmem().set(ORDER, ShmemKnob::WithinSize);
+        assert_eq!(scan(CollapseLimits { none: none - 1, ..limits }), 0);
+        assert_eq!(scan(CollapseLimits { swapped: swapped - 1, ..limits }), 0);
+        assert_eq!((scan(limits), scan(limits)), (1, 0), "once, and the other block has no page");
+        check(on, space, (0..HUGE / on.page).filter(|page| *page != 1));
+        assert_eq!((object.resident(), huge(space)), (HUGE / on.page, if_huge(on, 1)));
     });
 }

@@ -67,7 +67,9 @@ impl Pieces {
                 Ok(()) | Err(AdviseError::Collapse(_) | AdviseError::NotMapped) => {}
                 error => panic!("{error:?}"),
             },
-            Pieces::Four => drop(on.space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap()),
+            Pieces::Four => {
+                on.space.collapse_some(0, 4096, &CollapseLimits::default(), |_, _| Ok(false)).unwrap();
+            }
             Pieces::Split | Pieces::Apart => {
                 reclaim(on.machine, [on.space].as_slice(), MemcgId::ROOT, 1).unwrap();
             }

@@ -53,7 +53,7 @@ impl Pieces {
     fn act(self, on: &Context<'_, '_>) {
         if self == Pieces::Collapse {
             let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
-            on.parent.collapse_some(0, 4096, &limits).unwrap();
+            on.parent.collapse_some(0, 4096, &limits, |_, _| Ok(false)).unwrap();
         } else {
             on.reclaim(1);
         }

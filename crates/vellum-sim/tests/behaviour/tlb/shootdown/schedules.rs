@@ -143,7 +143,7 @@ fn collapse_and_write_race_zap() {
         Had::Lazy,
         |space, _| space.advise(at(1), PAGE, Advise::PageOut).unwrap(),
         |space, cpu| {
-            space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap();
+            space.collapse_some(0, 4096, &CollapseLimits::default(), |_, _| Ok(false)).unwrap();
             cpu.0.enter(space).store_u64(at(1), 7).unwrap();
         },
         |seen| seen == Ok(7),

@@ -286,13 +286,13 @@ fn limited<A: Silicon>(arch: A) {
         let whole = CollapseLimits { none: 0, swapped: 0, shared: 0 };
         let pages = (HUGE >> 12) as u32;
         let space = on.mapped(4 * HUGE);
-        let some = |from, limits| space.collapse_some(from, u64::from(pages), &limits).unwrap();
+        let some = |from, limits| space.collapse_some(from, u64::from(pages), &limits, |_, _| Ok(false)).unwrap();
         let step = |n: u64, collapsed| Collapsed { scanned: pages.into(), collapsed, next: Some(BASE + n * HUGE) };
         // The first block has a hole, the second is half swapped out, the third is shared with a
         // child, the fourth was not accessed.
         on.fill(&space, 1..4 * HUGE / on.page);
         assert_eq!(
-            space.collapse_some(0, 1 << 20, &whole).unwrap(),
+            space.collapse_some(0, 1 << 20, &whole, |_, _| Ok(false)).unwrap(),
             Collapsed::default(),
             "policy allows no large folios"
         );
@@ -325,7 +325,7 @@ fn limited<A: Silicon>(arch: A) {
         on.load(&space, third + HUGE);
         assert_eq!(some(third + HUGE, whole), step(4, 1));
         // Nothing is left to do, and the end is reported.
-        let rest = space.collapse_some(0, 1 << 20, &whole).unwrap();
+        let rest = space.collapse_some(0, 1 << 20, &whole, |_, _| Ok(false)).unwrap();
         assert_eq!(rest, Collapsed { scanned: 4 * u64::from(pages), collapsed: 0, next: None });
         on.holds(&space, |i| i != 0);
         drop(child);
@@ -342,7 +342,7 @@ fn small<A: Silicon>(arch: A) {
         let pages = (256 << 10) / on.page;
         on.fill(&space, (0..pages).rev());
         on.machine.policy().set(4, Knob::Always);
-        let done = space.collapse_some(0, 1 << 20, &CollapseLimits::default()).unwrap();
+        let done = space.collapse_some(0, 1 << 20, &CollapseLimits::default(), |_, _| Ok(false)).unwrap();
         assert_eq!(done, Collapsed { scanned: 64, collapsed: 4, next: None });
         assert_eq!(on.collapsed(4), 4);
         let usage = space.usage(range(BASE, 256 << 10));
@@ -366,7 +366,7 @@ fn watched<A: Silicon>(arch: A) {
             assert_eq!(collapse(&space, HUGE), Err(CollapseError::BeyondLimits(all)), "{what:?}");
             on.machine.policy().set(9, Knob::Always);
             let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
-            assert_eq!(space.collapse_some(0, 1 << 20, &limits).unwrap().collapsed, 0);
+            assert_eq!(space.collapse_some(0, 1 << 20, &limits, |_, _| Ok(false)).unwrap().collapsed, 0);
             on.machine.policy().set(9, Knob::Never);
             assert_eq!((space.stats().anon, on.folio(&space, BASE)), (HUGE - on.page, None));
             let zero = |_, bytes: &mut [u8]| {
@@ -382,7 +382,7 @@ fn watched<A: Silicon>(arch: A) {
                 for i in [3, last, 4] {
                     space.uffd_write_protect(page(i), true).unwrap();
                     assert_eq!(collapse(&space, HUGE), Err(CollapseError::Unfit(all)), "page {i}");
-                    assert_eq!(space.collapse_some(0, 1 << 20, &limits).unwrap().collapsed, 0);
+                    assert_eq!(space.collapse_some(0, 1 << 20, &limits, |_, _| Ok(false)).unwrap().collapsed, 0);
                     if what != later {
                         assert!(on.cpu.enter(&space).store_u64(page(i).start, 1).is_err(), "page {i}");
                     }
