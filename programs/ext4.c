@@ -125,6 +125,7 @@ static void step(struct file *file, uint64_t *state) {
         "fallocate, a hole", "fallocate", "fsync",  "msync",          "fadvise",        "pageout",       "reopening", "renaming",
     };
     uint64_t which = below(16, state);
+    int mode;
     last[operations % REMEMBERED].what = names[which];
     last[operations % REMEMBERED].at = at;
     last[operations % REMEMBERED].count = count;
@@ -158,7 +159,9 @@ static void step(struct file *file, uint64_t *state) {
         set_size(file, at);
         break;
     case 8:
-        if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)count))
+        // A hole, or zeros in its place: the same to a reader.
+        mode = (below(2, state) ? FALLOC_FL_PUNCH_HOLE : FALLOC_FL_ZERO_RANGE) | FALLOC_FL_KEEP_SIZE;
+        if (fallocate(file->fd, mode, (off_t)at, (off_t)count))
             die("%s: a hole of %zu bytes at %zu", file->path, count, at);
         memset(file->bytes + at, 0, inside);
         break;

@@ -13,7 +13,9 @@ use crate::fs::tree::{self, Capacity, Node, Tree};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::ops::Range;
-use linux_raw_sys::general::{O_RDWR, RENAME_EXCHANGE};
+use linux_raw_sys::general::{
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, O_RDWR, RENAME_EXCHANGE,
+};
 use oorandom::Rand64;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -239,6 +241,9 @@ impl Mounted {
     }
 }
 
+const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+const ZERO: u32 = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
+
 /// Returns a path of this process for a test's image.
 fn path(name: &str) -> String {
     let path = std::env::temp_dir().join(format!("vellum-ext4-{}-{name}", std::process::id()));
@@ -462,6 +467,36 @@ fn a_file_without_a_name_lives_until_its_last_use() {
     check("unnamed", &device.bytes(), false);
 }
 
+/// Zeros take the place of a range's contents, which keeps its blocks, and a file grows to its end
+/// unless it is to keep its size.
+#[test]
+fn a_range_of_zeros_keeps_its_blocks() {
+    let device = Recorder::new(image("zeros", &[]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let above: Arc<dyn Inode> = root.clone();
+    let file = make(&above, "f", Kind::Regular).unwrap();
+    write(&file, 0, &[9; 100_000]).unwrap();
+    let blocks = || file.meta().used;
+    mounted.sync(&root).unwrap();
+    let before = blocks();
+    let open = file.clone().open(O_RDWR).unwrap();
+    open.allocate(ZERO, 10_000..50_000, 0).unwrap();
+    let mut expected = vec![9; 100_000];
+    expected[10_000..50_000].fill(0);
+    assert_eq!((read(&file), blocks()), (expected.clone(), before));
+    open.allocate(ZERO, 90_000..200_000, 0).unwrap();
+    expected[90_000..].fill(0);
+    assert_eq!((read(&file), file.meta().size), (expected.clone(), 100_000));
+    assert!(blocks() > before, "what lies behind the end has blocks, too");
+    open.allocate(ZERO & !FALLOC_FL_KEEP_SIZE, 150_000..200_000, 0).unwrap();
+    expected.resize(200_000, 0);
+    mounted.sync(&root).unwrap();
+    assert_eq!(read(&file), expected);
+    drop((open, file, above));
+    mounted.unmount(root);
+    check("zeros", &device.bytes(), false);
+}
+
 /// A full disk refuses, loses nothing that it has, and has room again once files are removed.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
@@ -533,7 +568,7 @@ fn change(root: &Arc<dyn Inode>, random: &mut Rand64, touched: &mut Vec<String>)
             let _ = entries
                 .find(name_of.as_bytes())
                 .and_then(|file| file.open(O_RDWR))
-                .and_then(|file| file.allocate(3, at..at + 50_000, 0));
+                .and_then(|file| file.allocate([PUNCH, ZERO][(at % 2) as usize], at..at + 50_000, 0));
         }
         6 | 7 => {
             let _ = entries.remove(name_of.as_bytes(), false);

@@ -12,7 +12,7 @@ use core::any::Any;
 use core::ops::Range;
 use linux_raw_sys::general::{
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE,
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE,
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE,
 };
 use spin::Mutex;
 
@@ -186,20 +186,25 @@ impl File for OpenRegular {
         let mut end = bytes.end;
         let seals = regular.seals.lock();
         let size = self.pages.size();
-        match mode {
-            PUNCH => {
+        // As on Linux, files in memory have no such mode.
+        let zeroes = mode & FALLOC_FL_ZERO_RANGE != 0 && self.node.fs.disk.is_some();
+        match if zeroes { mode & !FALLOC_FL_ZERO_RANGE } else { mode } {
+            PUNCH if !zeroes => {
                 if *seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) != 0 {
                     return Err(Errno::EPERM);
                 }
                 self.pages.punch(bytes.clone())?;
             }
-            0 | FALLOC_FL_KEEP_SIZE => {
-                let grows = mode == 0 && bytes.end > size;
+            kept @ (0 | FALLOC_FL_KEEP_SIZE) => {
+                let grows = kept == 0 && bytes.end > size;
                 if grows && *seals & F_SEAL_GROW != 0 {
                     return Err(Errno::EPERM);
                 }
                 if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.node.space().pages {
                     return Err(Errno::ENOSPC);
+                }
+                if zeroes && done == 0 {
+                    self.pages.punch(bytes.clone())?;
                 }
                 let from = bytes.start + done;
                 end = end.min((from / FALLOCATE_CHUNK + 1) * FALLOCATE_CHUNK);

@@ -277,7 +277,9 @@ fn reads_writes_and_seeks_keep_the_offset() {
     assert_eq!(file.seek(0, SEEK_DATA), Ok(8192));
     assert_eq!(allocate(0, 0, 5000 << 12), Err(Errno::ENOSPC));
     assert_eq!((allocate(0, 0, 0), allocate(0, i64::MAX, 1)), (Err(Errno::EINVAL), Err(Errno::EFBIG)));
-    assert_eq!(allocate(FALLOC_FL_PUNCH_HOLE, 0, 1), Err(Errno::EOPNOTSUPP));
+    for unsupported in [FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE] {
+        assert_eq!(allocate(unsupported, 0, 1), Err(Errno::EOPNOTSUPP));
+    }
 }
 
 /// Calls [`Open::allocate`] until the range is done.
