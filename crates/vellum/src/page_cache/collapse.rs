@@ -26,8 +26,8 @@ pub(crate) struct Survey {
     pub(crate) swapped: u64,
     /// True if all of the block is one huge folio.
     pub(crate) is_huge: bool,
-    /// False if there is no page; or if the block reaches beyond the end of the object, or the
-    /// object has a store.
+    /// False if there is no page; or if the block reaches beyond the end of the object, or has
+    /// small folios of an object with a store.
     pub(crate) is_fit: bool,
 }
 
@@ -55,7 +55,9 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
             object.machine.platform().resched();
         }
         seen.is_huge = of_huge == block.end - block.start;
-        seen.is_fit = seen.pages > 0 && object.head().store.is_none() && object.is_inside(object.size(), block.end - 1);
+        seen.is_fit = seen.pages > 0
+            && object.is_inside(object.size(), block.end - 1)
+            && (seen.is_huge || object.head().store.is_none());
         seen
     }
 

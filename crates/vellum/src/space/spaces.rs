@@ -109,7 +109,8 @@ const COLLAPSE_TRIES: u32 = 4;
 /// `page`, by one huge folio that is charged to `memcg` (Linux: `collapse_file`). Swapped-out pages
 /// are read back first, and pages that don't exist become zeros. Unmaps the block from all spaces;
 /// the next fault maps it by a huge PTE where it can. Returns false if the block has no page, or
-/// reaches beyond the end of the object, or if the object has a store. The caller holds no lock.
+/// reaches beyond the end of the object, or has small folios of an object with a store. The caller
+/// holds no lock.
 ///
 /// # Errors
 /// [`ObjectError::InUse`]: pages are pinned, or used all the time, or a VMA has a record of their
@@ -124,7 +125,7 @@ pub fn collapse_object<'m, P: Platform>(
     for _ in 0..COLLAPSE_TRIES {
         let seen = Collapses(object).survey(pages.clone());
         if seen.is_huge || !seen.is_fit {
-            return Ok(seen.is_huge);
+            return Ok(seen.is_fit);
         }
         Collapses(object).swap_in(pages.clone())?;
         let mut can_move = true;
