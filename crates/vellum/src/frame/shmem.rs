@@ -174,6 +174,7 @@ impl ShmemPolicy {
             (ShmemKnob::Force, ShmemKnob::Inherit) => ShmemKnob::Always,
             (ShmemKnob::Force, _) => ShmemKnob::Never,
             (_, ShmemKnob::Inherit) => machine,
+            (_, ShmemKnob::Force) => ShmemKnob::Always,
             (_, own) => own,
         };
         for (knob, set) in ShmemKnob::ALL.iter().zip(&self.by_knob) {
@@ -227,9 +228,11 @@ mod tests {
         policy.set(2, ShmemKnob::Always);
         policy.set(3, ShmemKnob::WithinSize);
         policy.set(4, ShmemKnob::Advise);
-        assert_eq!(orders(&policy, ShmemFolios::Sizes), [[8, 4], [0, 4 | 8 | 16]]);
+        policy.set(5, ShmemKnob::Deny);
+        policy.set(6, ShmemKnob::Force);
+        assert_eq!(orders(&policy, ShmemFolios::Sizes), [[8, 4 | 64], [0, 4 | 8 | 16 | 64]]);
         policy.set_machine(ShmemKnob::WithinSize);
-        assert_eq!(orders(&policy, ShmemFolios::Sizes), [[8 | HUGE, 4], [0, 4 | 8 | 16 | HUGE]]);
+        assert_eq!(orders(&policy, ShmemFolios::Sizes), [[8 | HUGE, 4 | 64], [0, 4 | 8 | 16 | 64 | HUGE]]);
         // They concern no file system.
         assert_eq!(orders(&policy, ShmemFolios::Own(ShmemKnob::Advise)), [[0, 0], [0, HUGE]]);
     }

@@ -9,7 +9,7 @@ use core::ops::Range;
 use super::fill::NewFolio;
 use super::{Object, ObjectError, mapping};
 use crate::addr::Pfn;
-use crate::frame::{Counts, Frame, HUGE_ORDER};
+use crate::frame::{Counts, Frame, Frames, HUGE_ORDER};
 use crate::memcg::MemcgId;
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
@@ -42,23 +42,19 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         first..first + (1 << order)
     }
 
-    /// Returns the present pages of a block. Takes the object's lock for one page at a time.
+    /// Returns the present pages of a block. Takes the object's lock.
     pub(crate) fn survey(&self, block: Range<u64>) -> Survey {
         let (object, frames) = (self.0, self.0.machine.frames());
-        let mut seen = Survey::default();
-        let (mut at, mut of_huge) = (block.start, 0);
-        while let Some((page, entry)) = object.next_page(at).filter(|(page, _)| *page < block.end) {
-            of_huge += u64::from(entry.frame().is_some_and(|pfn| frames.head(pfn).1.order() >= HUGE_ORDER));
-            seen.swapped += u64::from(entry.frame().is_none());
-            seen.pages += 1;
-            at = page + 1;
-            object.machine.platform().resched();
-        }
-        seen.is_huge = of_huge == block.end - block.start;
-        seen.is_fit = seen.pages > 0
-            && object.is_inside(object.size(), block.end - 1)
-            && (seen.is_huge || object.head().store.is_none());
-        seen
+        let pages = block.end - block.start;
+        let mut found = [Pfn::NONE; PAGES];
+        let state = object.lock();
+        let (swapped, _) = state.index.frames_of(frames, block.clone(), &mut found);
+        let resident = || found.iter().filter_map(|pfn| pfn.some());
+        let is_huge = resident().filter(|pfn| frames.head(*pfn).1.order() >= HUGE_ORDER).count() as u64 == pages;
+        let pages = resident().count() as u64 + swapped;
+        let is_inside = object.is_inside(state.size, block.end - 1);
+        let is_fit = pages > 0 && is_inside && (is_huge || object.head().store.is_none());
+        Survey { pages, swapped, is_huge, is_fit }
     }
 
     /// Reads the swapped-out pages of a block back.
@@ -86,42 +82,44 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
     pub(crate) fn replace(&self, block: Range<u64>, memcg: MemcgId) -> Result<bool, ObjectError> {
         let (object, machine) = (self.0, self.0.machine);
         let frames = machine.frames();
+        let _pinned = object.pin_memcg(memcg)?;
         let mut new = NewFolio::new(object);
         new.provide(HUGE_ORDER, false, memcg)
             .inspect_err(|_| machine.count_size(SizeCounter::CollapseFailed, HUGE_ORDER))?;
-        let mut old = [Pfn::NONE; PAGES];
+        let (mut old, mut sorted) = ([Pfn::NONE; PAGES], [Pfn::NONE; PAGES]);
         let old = &mut old[..(block.end - block.start) as usize];
-        if !self.begin(block.clone(), old) {
+        if !self.begin(block.clone(), old, &mut sorted) {
             return Ok(false);
         }
         let Some(to) = new.take(HUGE_ORDER) else { return Ok(false) };
         let step = 1 << object.page_order();
         let mut at = to;
-        for from in old.iter() {
-            match from.some() {
-                // SAFETY: the new folio belongs to this call alone. `begin` took a reference to the
-                // old one, so that it is not freed.
-                Some(from) => unsafe { frames.copy(from, at, step) },
+        let is_run = |a: &Pfn, b: &Pfn| match a.some() {
+            Some(pfn) => *b == pfn.add(step),
+            None => b.some().is_none(),
+        };
+        for run in old.chunk_by(is_run) {
+            let count = run.len() as u32 * step;
+            match run[0].some() {
+                // SAFETY: the new folio belongs to this call alone. `begin` took references to the
+                // old ones, so that they are not freed.
+                Some(from) => unsafe { frames.copy(from, at, count) },
                 // SAFETY: the new folio belongs to this call alone.
-                None => unsafe { frames.zero(at, step) },
+                None => unsafe { frames.zero(at, count) },
             }
-            at = at.add(step);
+            at = at.add(count);
             machine.platform().resched();
         }
         let mut state = object.lock();
         let inserted = state.index.end_copy(frames, block.clone(), old, (to, step));
         if inserted.is_some() {
             mapping::set_object(frames.frame(to), object.at, block.start);
-            each_folio(frames, old, |_, frame, _| {
-                mapping::clear_object(frame);
-                true
-            });
+            folios_of(frames, &sorted).for_each(|(_, frame, _)| mapping::clear_object(frame));
         }
         drop(state);
-        each_folio(frames, old, |head, _, pages| {
+        for (head, _, pages) in folios_of(frames, &sorted) {
             machine.put_folio(head, 1 + if inserted.is_some() { pages } else { 0 }, 0);
-            true
-        });
+        }
         let Some(inserted) = inserted else {
             machine.put_folio(to, 1 << (HUGE_ORDER - object.page_order()), 0);
             return Ok(false);
@@ -131,45 +129,46 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         Ok(true)
     }
 
-    /// Begins the copy of a block's pages, whose frames it returns in `old`, and takes a reference
-    /// to each of their folios. Returns false, with nothing changed, if any reference exists except
-    /// those of the index, or a page is not in memory; also while the object's gate is closed: a
-    /// fault then waits for a page that was paged out too often (INV-21). Takes the object's lock.
-    fn begin(&self, block: Range<u64>, old: &mut [Pfn]) -> bool {
+    /// Begins the copy of a block's pages, whose frames it returns in `old`, and in ascending order
+    /// in `sorted`, and takes a reference to each of their folios. Returns false, with nothing
+    /// changed, if any reference exists except those of the index, or a page is not in memory; also
+    /// while the object's gate is closed: a fault then waits for a page that was paged out too
+    /// often (INV-21). Takes the object's lock.
+    fn begin(&self, block: Range<u64>, old: &mut [Pfn], sorted: &mut [Pfn; PAGES]) -> bool {
         let (object, frames) = (self.0, self.0.machine.frames());
         let state = object.lock();
-        if object.head().gate.is_closed() || !state.index.frames_in_memory(frames, block.clone(), old) {
+        let (swapped, is_busy) = state.index.frames_of(frames, block.clone(), old);
+        if object.head().gate.is_closed() || swapped > 0 || is_busy {
             return false;
         }
-        let is_unshared = |_, frame: &Frame, pages| frame.counts() == Counts { refs: pages, maps: 0 };
-        if !each_folio(frames, old, is_unshared) || !allows(object.machine.platform(), FailPoint::Unpinned) {
+        sorted[..old.len()].copy_from_slice(old);
+        sorted.sort_unstable();
+        let is_unshared = |(_, frame, pages): (_, &Frame, _)| frame.counts() == Counts { refs: pages, maps: 0 };
+        if !folios_of(frames, sorted).all(is_unshared) || !allows(object.machine.platform(), FailPoint::Unpinned) {
             return false;
         }
-        each_folio(frames, old, |head, frame, _| {
+        for (head, frame, _) in folios_of(frames, sorted) {
             let _ = frames.get_counts(head, frame, 1, 0);
-            true
-        });
+        }
         state.index.begin_copy(frames, block);
         true
     }
 }
 
-/// Calls `f` with each folio of pages with these frames: its first frame, its descriptor and the
-/// number of its pages. Stops when `f` returns false, and returns whether it never did.
-fn each_folio<P: Platform>(
-    frames: &crate::frame::Frames<'_, P>,
-    pages: &[Pfn],
-    mut f: impl FnMut(Pfn, &Frame, u32) -> bool,
-) -> bool {
-    let mut rest = pages.iter().filter_map(|pfn| pfn.some()).map(|pfn| frames.head(pfn)).peekable();
-    while let Some((head, frame)) = rest.next() {
-        let mut count = 1;
+/// Returns the folios of pages with these frames, in ascending order: the first frame of each, its
+/// descriptor, and the number of its pages among these. A folio's pages may lie apart in the block,
+/// with another folio between them, and have consecutive places in this order.
+fn folios_of<'f, 'm, P: Platform>(
+    frames: &'f Frames<'m, P>,
+    sorted: &'f [Pfn; PAGES],
+) -> impl Iterator<Item = (Pfn, &'m Frame, u32)> + use<'f, 'm, P> {
+    let mut rest = sorted.iter().filter_map(|pfn| pfn.some()).map(|pfn| frames.head(pfn)).peekable();
+    core::iter::from_fn(move || {
+        let (head, frame) = rest.next()?;
+        let mut pages = 1;
         while rest.next_if(|next| next.0 == head).is_some() {
-            count += 1;
+            pages += 1;
         }
-        if !f(head, frame, count) {
-            return false;
-        }
-    }
-    true
+        Some((head, frame, pages))
+    })
 }

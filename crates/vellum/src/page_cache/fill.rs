@@ -268,7 +268,8 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns a page with a reference, even beyond the end of the object (a file system may
     /// allocate pages before it sets the size). If the page does not exist, inserts a zeroed one
-    /// that is charged to `memcg`.
+    /// that is charged to `memcg`, in a folio as large as the settings of shared memory permit
+    /// ([`Object::set_folios`]).
     ///
     /// # Errors
     /// As for [`Object::page`], or if the page lies beyond [`MAX_SIZE`], or, of an object with a

@@ -127,7 +127,9 @@ pub fn collapse_object<'m, P: Platform>(
         if seen.is_huge || !seen.is_fit {
             return Ok(seen.is_fit);
         }
-        Collapses(object).swap_in(pages.clone())?;
+        if seen.swapped > 0 {
+            Collapses(object).swap_in(pages.clone())?;
+        }
         let mut can_move = true;
         each_mapper(spaces, object, &mut |space| {
             can_move = can_move && VmaOps::of(space).unmap_kept(object, pages.clone());

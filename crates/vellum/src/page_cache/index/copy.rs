@@ -10,26 +10,27 @@ use crate::platform::Platform;
 
 impl Index {
     /// Returns in `old` the first frame of each of `pages`, all of which have their entries in one
-    /// node, or [`Pfn::NONE`] for a page that does not exist. Returns false if a page is swapped
-    /// out, being read, or under writeback to a swap device.
-    pub(in crate::page_cache) fn frames_in_memory<P: Platform>(
+    /// node, or [`Pfn::NONE`] for a page that is not in memory. Returns the number of pages that
+    /// are swapped out, and whether any is being read, or under writeback to a swap device.
+    pub(in crate::page_cache) fn frames_of<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
         pages: Range<u64>,
         old: &mut [Pfn],
-    ) -> bool {
+    ) -> (u64, bool) {
         let mut old = old.iter_mut();
-        let mut is_resident = true;
+        let (mut swapped, mut is_busy) = (0, false);
         self.for_each_word(frames, pages, Pfn(0), 0, |word, _| {
             let found = word.load(Relaxed);
-            is_resident &= found & (SWAP | WRITEBACK | READING) == 0;
+            swapped += u64::from(found & SWAP != 0);
+            is_busy |= found & FRAME != 0 && found & (WRITEBACK | READING) != 0;
             old.next().into_iter().for_each(|old| *old = pfn_of(found).unwrap_or(Pfn::NONE));
         });
-        is_resident
+        (swapped, is_busy)
     }
 
-    /// Marks pages that [`Index::frames_in_memory`] returned as under writeback, so that no other
-    /// CPU takes a reference to them or maps them.
+    /// Marks those of `pages` that are in memory as under writeback, so that no other CPU takes a
+    /// reference to them or maps them.
     pub(in crate::page_cache) fn begin_copy<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>) {
         self.for_each_word(frames, pages, Pfn(0), 0, |word, _| {
             let found = word.load(Relaxed);

@@ -189,9 +189,8 @@ enum Step {
 
 impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
     /// Collapses all huge pages that lie entirely in `rest` (`MADV_COLLAPSE`), except those of
-    /// objects ([`Thp::collapse_next`]). If a block can't be
-    /// collapsed, sets `failed` to the error and goes on with the next block, unless there is no
-    /// memory. Faults may run at the same time.
+    /// objects ([`Thp::collapse_next`]). If a block can't be collapsed, sets `failed` to the error
+    /// and goes on with the next block, unless there is no memory. Faults may run at the same time.
     ///
     /// # Errors
     /// [`CollapseError::NoMemory`], and [`CollapseError::NotAllowed`] at a VMA that can't have huge

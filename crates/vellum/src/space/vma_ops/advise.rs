@@ -48,7 +48,8 @@ pub enum Advise {
     /// (`MADV_PAGEOUT`).
     PageOut,
     /// Collapses the memory into huge pages now, whatever the policy for faults is
-    /// (`MADV_COLLAPSE`). Only for private anonymous memory that has pages already.
+    /// (`MADV_COLLAPSE`). Only for memory that has pages already. Leaves out pages of page-cache
+    /// objects, which [`collapse_next`](crate::AddressSpace::collapse_next) collapses.
     Collapse,
     /// Faults the memory in for reading (`MADV_POPULATE_READ`).
     PopulateRead,

@@ -345,11 +345,13 @@ fn collapsed<A: Silicon>(arch: A) {
         assert_eq!((on.load(&spaces[2], BASE + 4 * on.page + 8), huge(&spaces[2])), (1, 0));
         check(on, &spaces[2], (0..end).filter(|page| ![1, 4].contains(page)));
         assert_eq!(collapse(5), Ok(true), "it is one already");
-        // A hole in it is filled by another folio, and collapses again.
-        let gone = object.punch_hole(0..on.page).unwrap();
-        unmap_removed(&all[..], &object, &gone);
-        on.store(&spaces[0], BASE + 8, 7);
-        assert_eq!(collapse(0), Ok(true));
+        // Holes at its start and in its middle are filled by other folios, and it collapses again.
+        for page in [0, end / 2] {
+            let gone = object.punch_hole(page * on.page..(page + 1) * on.page).unwrap();
+            unmap_removed(&all[..], &object, &gone);
+            on.store(&spaces[0], BASE + page * on.page + 8, page + 7);
+        }
+        assert_eq!((collapse(0), huge(&spaces[0])), (Ok(true), 0), "the next access maps it");
         check(on, &spaces[1], (0..end).filter(|page| *page != 1));
         assert_eq!((object.resident(), huge(&spaces[1])), (end, if_huge(on, 1)));
     });
@@ -376,6 +378,9 @@ fn in_use<A: Silicon>(arch: A) {
         on.sim.refuse(Refusal::Percent(100));
         assert!(matches!(collapse(), Err(ObjectError::NoMemory(_))));
         on.sim.refuse(Refusal::Never);
+        let removed = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+        on.machine.memcgs().remove(on.machine.frames(), removed).unwrap();
+        assert!(matches!(collapse_object(&all[..], &object, 0, removed), Err(ObjectError::NoMemory(_))));
         unchanged();
         assert_eq!((collapse(), object.resident()), (Ok(true), HUGE / on.page));
         unchanged();
