@@ -81,9 +81,9 @@ fn no_swap() -> Option<&'static str> {
     let control = Path::new("/sys/class/zram-control/hot_add");
     // SAFETY: reads the effective user.
     match (control.exists(), unsafe { libc::geteuid() }) {
-        (false, _) => Some("this kernel has no compressed swap devices (zram)"),
+        (false, _) => Some("this kernel has no compressed block devices (zram)"),
         (true, 0) => None,
-        (true, _) => Some("needs root, to set up a swap device"),
+        (true, _) => Some("needs root, to set up a block device in memory"),
     }
 }
 
@@ -309,6 +309,26 @@ fn the_swap_device_is_removed_with_the_benchmark() {
         assert_eq!(child.wait().unwrap().signal(), Some(number));
         until("there is none", || !has_swap());
     }
+    assert!(settings.are_original());
+}
+
+#[test]
+fn files_are_measured_on_a_disk_that_no_other_process_sees() {
+    let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let before = mounts();
+    let settings = Settings::new();
+    let args = ["--size=4MiB", "--runs=1", "--folios=64", "--arms=ascending", "--ops=write,fsync,map-again,pageout"];
+    let rows = rows(settings.command("files", &args));
+    let ops: Vec<&str> = rows.iter().filter_map(|row| row["op"].as_str()).collect();
+    assert_eq!(ops, ["write", "fsync", "map-again", "pageout"]);
+    for row in &rows {
+        for column in ["floor_ns", "vellum_ns"] {
+            assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
+        }
+        // Without root or mke2fs it is skipped with the reason.
+        assert_ne!(row["linux_ns"].is_u64(), row["skipped"]["linux_ns"].is_string(), "{row}");
+    }
+    assert_eq!(mounts(), before);
     assert!(settings.are_original());
 }
 

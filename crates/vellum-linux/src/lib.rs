@@ -13,6 +13,7 @@
 //! | [`child`] | helper processes: they exit, fork or are reclaimed to be timed |
 //! | [`region`] | a mapped region, and the timed system calls on it |
 //! | [`swap`] | swap-out and swap-in of a region |
+//! | [`files`] | operations on a file of a disk |
 //! | [`memory`] | the check that the machine has enough memory |
 //! | [`cpu`] | pinning to one CPU, and the clock |
 //! | [`time`] | the time of an operation, by the clock and on the CPU |
@@ -28,6 +29,7 @@
 
 pub mod child;
 pub mod cpu;
+pub mod files;
 pub mod memory;
 pub mod region;
 mod sample;
@@ -43,6 +45,7 @@ use child::churn::Aged;
 use child::exit::ExitTimer;
 use child::fork::ForkTimer;
 use child::neighbour::{Neighbours, Place};
+use files::FileTimer;
 use region::{Region, evict_caches, warm_memory};
 pub use sample::{Sample, Skip};
 use settings::knobs::Knobs;
@@ -50,6 +53,7 @@ use settings::mthp::Mthp;
 use swap::SwapTimer;
 use workload::arm::Arm;
 use workload::case::{Case, Op};
+use workload::mapping::Mapping;
 
 /// The file that starts memory compaction.
 pub(crate) const COMPACT: &str = "/proc/sys/vm/compact_memory";
@@ -61,6 +65,7 @@ pub struct Linux {
     exits: ExitTimer,
     forks: ForkTimer,
     swap: SwapTimer,
+    files: FileTimer,
     /// The processes of a churn, and the case whose runs it comes before.
     aged: Option<(Case, Aged)>,
 }
@@ -75,6 +80,7 @@ impl Linux {
             exits: ExitTimer::default(),
             forks: ForkTimer::default(),
             swap: SwapTimer::default(),
+            files: FileTimer::default(),
             aged: None,
         }
     }
@@ -87,7 +93,10 @@ impl Linux {
     /// # Errors
     /// The settings, the kernel or the free memory don't allow the case.
     pub fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
-        self.mthp.plan(case)?;
+        match case.mapping {
+            Mapping::DiskFile => self.files.prepare(case.bytes)?,
+            _ => drop(self.mthp.plan(case)?),
+        }
         if self.aged.as_ref().is_some_and(|(aged, _)| aged == case) {
             return Ok(());
         }
@@ -110,6 +119,9 @@ impl Linux {
     /// # Errors
     /// A setting can't be changed, a system call fails, or pages come back with other contents.
     pub fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        if let Some(op) = op.file() {
+            return self.files.measure(case, op);
+        }
         if op.data().is_some() {
             self.swap.prepare(case.bytes)?;
         }

@@ -12,7 +12,9 @@ use std::ptr::null_mut;
 
 pub use caches::{EVICTING, LINE, evict_caches, warm_memory};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, MsyncFlags, ProtFlags, madvise, mmap_anonymous, mprotect, msync, munmap,
+};
 
 use crate::Skip;
 use crate::child::neighbour::Place;
@@ -212,6 +214,18 @@ impl Region {
         let result = unsafe { madvise(start, len, Advice::LinuxPageOut) };
         let time = watch.time();
         result.map(|()| time).map_err(|error| Skip::system("madvise", error))
+    }
+
+    /// Writes the region's dirty pages to its file's disk (`msync`). Returns the time.
+    ///
+    /// # Errors
+    /// The call failed.
+    pub fn sync(&self) -> Result<Time, Skip> {
+        let watch = Stopwatch::start();
+        // SAFETY: the range is the region, and the call changes no contents.
+        let result = unsafe { msync(self.start, self.len, MsyncFlags::SYNC) };
+        let time = watch.time();
+        result.map(|()| time).map_err(|error| Skip::system("msync", error))
     }
 
     /// Makes forks leave out the region (`MADV_DONTFORK`).

@@ -73,6 +73,14 @@ pub enum Skip {
     /// The kernel lacks a feature, or its module is not loaded.
     #[error("this kernel has no {0}")]
     Missing(&'static str),
+    /// A program that the benchmark runs is not installed.
+    #[error("needs {program}, which the package {package} has")]
+    NotInstalled {
+        /// The program.
+        program: &'static str,
+        /// Debian's package.
+        package: &'static str,
+    },
     /// Pages stayed in memory that should have been swapped out.
     #[error("{0} pages could not be swapped out")]
     NotSwappedOut(u64),

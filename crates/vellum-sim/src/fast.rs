@@ -117,7 +117,7 @@ impl<A: Silicon> Storage for Fast<A> {
     }
 
     fn write(&self, request: WriteRequest) {
-        self.hardware.files().take_write(request, self);
+        self.hardware.files().take_write(request);
     }
 
     fn dirtied(&self, memcg: MemcgId, pages: u64) {

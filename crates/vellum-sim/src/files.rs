@@ -1,12 +1,12 @@
 //! The files of a simulated machine. Their contents are a function of place until they are written;
 //! they are read and written in any order, with failures that a test chooses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::Machine;
-use vellum::addr::FRAME_SIZE;
+use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::memcg::MemcgId;
 use vellum::page_cache;
 use vellum::platform::{Memory, PendingPage, Platform, ReadRequest, WriteRequest};
@@ -14,14 +14,44 @@ use vellum::platform::{Memory, PendingPage, Platform, ReadRequest, WriteRequest}
 use crate::inject::{Injector, Refusal};
 use crate::rng::Rng;
 
+/// The words of a page.
+const WORDS: usize = FRAME_SIZE as usize / size_of::<u64>();
+
+/// The contents of a page that was written.
+#[derive(Debug)]
+enum Contents {
+    /// One word, repeated.
+    Filled(u64),
+    Words(Box<[u64; WORDS]>),
+}
+
+impl Contents {
+    fn of(words: impl Iterator<Item = u64> + Clone) -> Self {
+        let first = words.clone().next().unwrap_or(0);
+        if words.clone().all(|word| word == first) {
+            return Contents::Filled(first);
+        }
+        let mut page = Box::new([0; WORDS]);
+        page.iter_mut().zip(words).for_each(|(to, word)| *to = word);
+        Contents::Words(page)
+    }
+
+    fn word(&self, nth: usize) -> u64 {
+        match self {
+            Contents::Filled(word) => *word,
+            Contents::Words(words) => words[nth],
+        }
+    }
+}
+
 /// The files of a machine, by tag. The engine's requests to read them stay under way until the test
 /// ends them.
 #[derive(Debug)]
 pub struct Files {
     requests: Mutex<Vec<ReadRequest>>,
     writes_under_way: Mutex<Vec<Write>>,
-    /// The words that were written, by tag and byte offset.
-    written: Mutex<BTreeMap<(u64, u64), u64>>,
+    /// The pages of 4 KiB that were written, by tag and number.
+    written: Mutex<HashMap<(u64, u64), Contents>>,
     /// The tags of the objects that are gone, in the order of their ends.
     forgotten: Mutex<Vec<u64>>,
     /// The pages of 4 KiB that became dirty, by memcg.
@@ -35,26 +65,34 @@ pub struct Files {
 #[derive(Debug)]
 struct Write {
     request: WriteRequest,
-    /// The words of the pages that the device has read already, by byte offset in the file. It
-    /// reads the others when the write ends.
-    early: BTreeMap<u64, u64>,
+    /// The pages that the device has read already, by number in the file. It reads the others when
+    /// the write ends.
+    early: BTreeMap<u64, Contents>,
 }
 
-/// Returns the byte offset in the file, and the physical address, of each word of a request.
-fn words(request: &WriteRequest) -> impl Iterator<Item = (u64, u64)> + '_ {
-    let first = request.pages().start << request.page_shift();
+/// Returns the number in the file and the frame of each page of 4 KiB of a request.
+fn frames_of(request: &WriteRequest) -> impl Iterator<Item = (u64, Pfn)> + '_ {
+    let first = (request.pages().start << request.page_shift()) / FRAME_SIZE;
     let frames = request.frames().flat_map(|(first, count)| (0..count).map(move |i| first.add(i)));
-    frames.enumerate().flat_map(move |(nth, pfn)| {
-        let at = first + nth as u64 * FRAME_SIZE;
-        (0..FRAME_SIZE).step_by(8).map(move |word| (at + word, pfn.addr().0 + word))
-    })
+    (first..).zip(frames)
 }
 
-/// Reads a word of a frame as a device does, while programs may write to it.
-fn load(direct_map: *mut u8, at: u64) -> u64 {
-    // SAFETY: the word is in a frame of a request under way, which keeps the frame, and all memory
-    // is in the direct map. Programs write to it by atomic operations too.
-    unsafe { AtomicU64::from_ptr(direct_map.add(at as usize).cast()) }.load(Ordering::Relaxed)
+/// Reads a frame as a device does, while programs may write to it.
+fn load(direct_map: *mut u8, pfn: Pfn) -> Contents {
+    // SAFETY: the frame is one of a request under way, which keeps it, and all memory is in the
+    // direct map. Programs write to it by atomic operations too.
+    let words = unsafe { &*direct_map.add(pfn.addr().0 as usize).cast::<[AtomicU64; WORDS]>() };
+    Contents::of(words.iter().map(|word| word.load(Ordering::Relaxed)))
+}
+
+/// Returns the word at a byte offset of a file that was not written there.
+fn unwritten(tag: u64, at: u64) -> u64 {
+    tag.rotate_left(32) ^ at
+}
+
+fn word_of(written: &HashMap<(u64, u64), Contents>, tag: u64, at: u64) -> u64 {
+    let page = written.get(&(tag, at / FRAME_SIZE));
+    page.map_or_else(|| unwritten(tag, at), |page| page.word((at % FRAME_SIZE) as usize / 8))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,20 +183,19 @@ impl Files {
 
     /// Returns the word that the file with this tag has at a byte offset, a multiple of 8.
     pub fn word(&self, tag: u64, at: u64) -> u64 {
-        lock(&self.written).get(&(tag, at)).copied().unwrap_or(tag.rotate_left(32) ^ at)
+        word_of(&lock(&self.written), tag, at)
+    }
+
+    /// Takes a request to write from the engine, whose pages the device reads when the write ends.
+    pub(crate) fn take_write(&self, request: WriteRequest) {
+        lock(&self.writes_under_way).push(Write { request, early: BTreeMap::new() });
     }
 
     /// Takes a request to write from the engine. The device reads each page of it either now or
     /// when the write ends, by chance.
-    pub(crate) fn take_write(&self, request: WriteRequest, memory: &impl Memory) {
-        let mut early = BTreeMap::new();
-        for (at, word) in words(&request) {
-            let is_early = at % FRAME_SIZE != 0 || lock(&self.order).percent(50);
-            let page = at - at % FRAME_SIZE;
-            if is_early && (at == page || early.contains_key(&page)) {
-                early.insert(at, load(memory.direct_map(), word));
-            }
-        }
+    pub(crate) fn take_write_early(&self, request: WriteRequest, memory: &impl Memory) {
+        let early = frames_of(&request).filter(|_| lock(&self.order).percent(50));
+        let early = early.map(|(page, pfn)| (page, load(memory.direct_map(), pfn))).collect();
         lock(&self.writes_under_way).push(Write { request, early });
     }
 
@@ -187,18 +224,29 @@ impl Files {
     }
 
     fn finish_write<'m, P: Platform>(&self, machine: &'m Machine<'m, P>, write: Write) -> Finished {
-        let Write { request, early } = write;
+        let Write { request, mut early } = write;
         let (pages, bytes) = (request.pages(), request.bytes());
         let wanted = pages.end - pages.start;
         let done = (0..wanted).find(|_| !self.writes.allow()).unwrap_or(wanted);
         let end = bytes.end.min((pages.start + done) << request.page_shift());
-        for (at, word) in words(&request).take_while(|(at, _)| *at < end) {
-            let new = early.get(&at).copied().unwrap_or_else(|| load(machine.platform().direct_map(), word));
-            // The last word may lie beyond the end of the file in part.
-            let kept = u64::MAX.checked_shl(8 * (end - at).min(8) as u32).unwrap_or(0);
-            let old = self.word(request.tag(), at);
-            lock(&self.written).insert((request.tag(), at), new & !kept | old & kept);
+        let mut written = lock(&self.written);
+        for (page, pfn) in frames_of(&request).take_while(|(page, _)| page * FRAME_SIZE < end) {
+            let new = early.remove(&page).unwrap_or_else(|| load(machine.platform().direct_map(), pfn));
+            let at = page * FRAME_SIZE;
+            let contents = if end - at >= FRAME_SIZE {
+                new
+            } else {
+                // Of the words beyond the end of the file, and of the part of the last one, the
+                // device keeps its own.
+                Contents::of((0..WORDS).map(|nth| {
+                    let word = at + 8 * nth as u64;
+                    let kept = u64::MAX.checked_shl(8 * end.saturating_sub(word).min(8) as u32).unwrap_or(0);
+                    new.word(nth) & !kept | word_of(&written, request.tag(), word) & kept
+                }))
+            };
+            written.insert((request.tag(), page), contents);
         }
+        drop(written);
         let finished = Finished { tag: request.tag(), wanted, done, folios: request.frames().count() };
         // SAFETY: the request came from the machine that runs on this hardware, and this device
         // reads its frames no more.
@@ -245,12 +293,14 @@ impl Files {
         let mut at = pages.start << request.page_shift();
         let frames = request.frames().flat_map(|(first, count)| (0..count).map(move |i| first.add(i)));
         for pfn in frames {
-            for word in (0..FRAME_SIZE).step_by(8) {
+            // SAFETY: the request's frames are the host's alone until the request ends, and words
+            // of any value are initialised.
+            let to = unsafe { &mut *machine.frames().at(pfn.addr()).cast::<[u64; WORDS]>().as_ptr() };
+            if at < end {
+                self.read(request.tag(), at / FRAME_SIZE, to);
+            } else {
                 // A read that fails leaves garbage.
-                let value = if at < end { self.word(request.tag(), at + word) } else { !0 };
-                // SAFETY: the request's frames are the host's alone until the request ends, and
-                // the word is in this frame.
-                unsafe { machine.frames().at(pfn.addr()).add(word as usize).cast::<u64>().write(value) };
+                to.fill(!0);
             }
             at += FRAME_SIZE;
         }
@@ -259,6 +309,15 @@ impl Files {
         // were read have their contents.
         unsafe { page_cache::finish_read(machine, request, read) };
         finished
+    }
+
+    /// Reads a page of 4 KiB.
+    fn read(&self, tag: u64, page: u64, to: &mut [u64; WORDS]) {
+        match lock(&self.written).get(&(tag, page)) {
+            Some(Contents::Filled(word)) => to.fill(*word),
+            Some(Contents::Words(words)) => *to = **words,
+            None => (page * FRAME_SIZE..).step_by(8).zip(to).for_each(|(at, word)| *word = unwritten(tag, at)),
+        }
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<ReadRequest>> {

@@ -6,8 +6,8 @@
 //! | [`turns`] | the alternation of contenders, so that noise affects all alike |
 //! | [`floor`] | the contender that is a lower bound of an operation |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
-//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`small`], [`threads`], [`tables`] | the benchmarks |
-//! | [`regions`] | the common part of the first five |
+//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`files`], [`small`], [`threads`], [`tables`] | the benchmarks |
+//! | [`regions`] | the common part of the first six |
 //! | [`entry`] | the costs that the engine's column leaves out, measured on Linux |
 //! | [`mod@overhead`] | the memory that a kernel takes to describe and to map memory |
 //! | [`tails`] | the distribution of an operation's times while memory is reclaimed |
@@ -26,6 +26,7 @@ pub mod contender;
 pub mod contpte;
 pub mod engine;
 pub mod entry;
+pub mod files;
 pub mod floor;
 pub mod fork;
 pub mod holds;
@@ -104,6 +105,26 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
+        /// The outputs of the report.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Read, write, map and reclaim a file of a disk.
+    ///
+    /// A file is written by calls with the bytes of a folio each, written to the disk, read by
+    /// calls and through a mapping, and reclaimed, clean and dirty. The disk is in memory: for
+    /// Linux the benchmark makes a zram device with an ext4 file system, which no other process
+    /// sees, and removes it however it ends. That needs root, and mke2fs.
+    #[command(
+        mut_arg("size", |size| size.default_value("256MiB")),
+        mut_arg("folios", few),
+        mut_arg("arms", |arms| arms.default_value("ascending,aged").help("Orders in which the file is written")),
+        mut_arg("no_huge", |huge| huge.hide(true))
+    )]
+    Files {
+        /// The options of the benchmark.
+        #[command(flatten)]
+        args: files::Args,
         /// The outputs of the report.
         #[command(flatten)]
         output: report::Output,
@@ -273,6 +294,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Lazyfree { args, output } => {
             let writer = output.open()?;
             (vec![lazyfree::section(&args)?], writer)
+        }
+        Bench::Files { args, output } => {
+            let writer = output.open()?;
+            (vec![files::section(&args)?], writer)
         }
         Bench::Small { args, output } => {
             let writer = output.open()?;

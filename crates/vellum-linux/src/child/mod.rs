@@ -294,7 +294,7 @@ impl Helper {
     }
 
     /// Returns the helper's process ID.
-    fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.process.id()
     }
 

@@ -1,5 +1,7 @@
 //! Regions that map a file in memory.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
@@ -22,7 +24,15 @@ impl Region {
         let file = memfd_create("vellum-region", MemfdFlags::CLOEXEC);
         let file = file.map_err(|error| Skip::system("memfd_create", error))?;
         ftruncate(&file, case.bytes).map_err(|error| Skip::system("ftruncate", error))?;
-        let mut region = Region::reserve(case.bytes)?;
+        Region::of_file(file, case.bytes)
+    }
+
+    /// Maps the first `bytes` of a file, a multiple of 2 MiB, as a shared mapping.
+    ///
+    /// # Errors
+    /// A system call failed.
+    pub fn of_file(file: OwnedFd, bytes: u64) -> Result<Region, Skip> {
+        let mut region = Region::reserve(bytes)?;
         region.file = Some(file);
         region.map_file(MapFlags::SHARED)?;
         Ok(region)

@@ -9,8 +9,16 @@ impl Region {
     ///
     /// # Errors
     /// `smaps` can't be read.
-    pub(super) fn huge_bytes(&self) -> procfs::ProcResult<u64> {
-        self.smaps_bytes(&["AnonHugePages"])
+    pub fn huge_bytes(&self) -> procfs::ProcResult<u64> {
+        self.smaps_bytes(&["AnonHugePages", "FilePmdMapped"])
+    }
+
+    /// Returns the bytes of its pages that are mapped, from `smaps`.
+    ///
+    /// # Errors
+    /// `smaps` can't be read.
+    pub fn resident_bytes(&self) -> procfs::ProcResult<u64> {
+        self.smaps_bytes(&["Rss"])
     }
 
     /// Returns the bytes of its pages in memory that no other process maps, from `smaps`: after a

@@ -8,8 +8,10 @@
 //! | [`mthp`] | the huge-page settings that give folios of one size |
 //! | [`page_reporting`] | the return of free memory to a hypervisor, which is only read |
 //! | [`resource`] | a device that a helper process makes, and removes when the benchmark ends |
-//! | [`zram`] | a swap device in compressed memory |
+//! | [`zram`] | block devices in compressed memory, and swap on one |
+//! | [`disk`] | a file system on such a device |
 
+pub mod disk;
 pub mod keeper;
 pub mod knobs;
 pub mod mthp;

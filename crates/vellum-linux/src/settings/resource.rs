@@ -6,7 +6,8 @@
 
 use std::io::Read;
 
-use super::zram::{self, Zram};
+use super::disk::{self, Disk};
+use super::zram::{self, Swap};
 use crate::Skip;
 use crate::child::{Helper, Message, outlive_signals, send};
 
@@ -19,18 +20,26 @@ pub enum Resource {
         #[arg(long)]
         bytes: u64,
     },
+    /// A disk in memory with a mounted file system.
+    Disk {
+        /// Its size in bytes.
+        #[arg(long)]
+        bytes: u64,
+    },
 }
 
 impl Resource {
     fn args(&self) -> [String; 2] {
         match self {
             Resource::Zram { bytes } => ["zram".into(), format!("--bytes={bytes}")],
+            Resource::Disk { bytes } => ["disk".into(), format!("--bytes={bytes}")],
         }
     }
 
     fn available(&self) -> Result<(), Skip> {
         match self {
             Resource::Zram { .. } => zram::available(),
+            Resource::Disk { .. } => disk::available(),
         }
     }
 }
@@ -51,6 +60,11 @@ impl HeldResource {
             other => Err(Skip::Child(format!("unexpected message {other:?}"))),
         }
     }
+
+    /// Returns the process that made the resource.
+    pub fn helper(&self) -> u32 {
+        self.0.id()
+    }
 }
 
 impl Drop for HeldResource {
@@ -68,7 +82,8 @@ impl Drop for HeldResource {
 pub fn run(resource: &Resource) -> anyhow::Result<()> {
     outlive_signals()?;
     match resource {
-        Resource::Zram { bytes } => keep(Zram::set_up(*bytes)?),
+        Resource::Zram { bytes } => keep(Swap::set_up(*bytes)?),
+        Resource::Disk { bytes } => keep(Disk::set_up(*bytes)?),
     }
 }
 

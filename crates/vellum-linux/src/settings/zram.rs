@@ -1,6 +1,6 @@
-//! A zram swap device for a benchmark, with the engine's compression algorithm.
+//! zram devices for a benchmark: block devices in memory, of which one can be swap.
 //!
-//! While the device exists, the kernel swaps out pages of any process to it first; its removal
+//! While a swap device exists, the kernel swaps out pages of any process to it first; its removal
 //! swaps them in. zswap is disabled for as long as the device exists, because zswap would keep the
 //! measured pages from the device.
 
@@ -33,47 +33,91 @@ pub fn available() -> Result<(), Skip> {
 
 fn available_in(control: &Path, root: bool) -> Result<(), Skip> {
     if !control.join("hot_add").exists() {
-        return Err(Skip::Missing("compressed swap devices (zram)"));
+        return Err(Skip::Missing("compressed block devices (zram)"));
     }
-    if root { Ok(()) } else { Err(Skip::NotRoot("set up a swap device")) }
+    if root { Ok(()) } else { Err(Skip::NotRoot("set up a block device in memory")) }
 }
 
-/// A zram device in use. Dropping it removes it.
-pub struct Zram {
+/// A zram device with the engine's compression algorithm.
+pub struct Device {
     number: u32,
+}
+
+impl Device {
+    /// Adds a device of `bytes`.
+    ///
+    /// # Errors
+    /// A step failed; the device is removed.
+    pub fn add(bytes: u64) -> anyhow::Result<Device> {
+        let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no new zram device")?;
+        let device = Device { number: number.trim().parse().context("the number of a new zram device")? };
+        let made = device.write("comp_algorithm", "lz4").and_then(|()| device.write("disksize", &bytes.to_string()));
+        if made.is_err() {
+            device.remove_after(|| Ok(()));
+        }
+        made.map(|()| device)
+    }
+
+    /// Returns the device's file.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/zram{}", self.number))
+    }
+
+    /// Writes to a setting of the device.
+    ///
+    /// # Errors
+    /// The setting can't be written.
+    pub fn write(&self, file: &str, value: &str) -> anyhow::Result<()> {
+        let path = format!("/sys/block/zram{}/{file}", self.number);
+        fs::write(&path, value).with_context(|| format!("'{value}' to {path}"))
+    }
+
+    /// Removes the device once `release`, which ends its use, and the removal have succeeded; tries
+    /// both again while the device is busy. Writes a failure to standard error.
+    pub fn remove_after(&self, mut release: impl FnMut() -> anyhow::Result<()>) {
+        let mut result = Ok(());
+        for _ in 0..TRIES {
+            result = release().and_then(|()| self.remove());
+            if result.is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if let Err(error) = result {
+            // Ignore an error: the reader of standard error may be gone.
+            let _ = writeln!(std::io::stderr(), "{} could not be removed: {error:#}", self.path().display());
+        }
+    }
+
+    fn remove(&self) -> anyhow::Result<()> {
+        self.write("reset", "1")?;
+        fs::write(format!("{CONTROL}/hot_remove"), self.number.to_string()).context("hot_remove")
+    }
+}
+
+/// A zram device that is swap. Dropping it removes it.
+pub struct Swap {
+    device: Device,
     swapped_on: bool,
     zswap: Option<String>,
 }
 
-impl Zram {
+impl Swap {
     /// Sets up a device of `bytes`, with the highest swap priority.
     ///
     /// # Errors
     /// A step of the setup failed; the device is removed.
-    pub fn set_up(bytes: u64) -> anyhow::Result<Zram> {
-        let number = fs::read_to_string(format!("{CONTROL}/hot_add")).context("no new zram device")?;
-        let number = number.trim().parse().context("the number of a new zram device")?;
-        // From here on, dropping `zram` removes the device, whichever step fails.
-        let mut zram = Zram { number, swapped_on: false, zswap: None };
-        zram.write("comp_algorithm", "lz4")?;
-        zram.write("disksize", &bytes.to_string())?;
-        zram.make_swap(bytes)?;
+    pub fn set_up(bytes: u64) -> anyhow::Result<Swap> {
+        // From here on, dropping `swap` removes the device, whichever step fails.
+        let mut swap = Swap { device: Device::add(bytes)?, swapped_on: false, zswap: None };
+        swap.make_swap(bytes)?;
         let was = knobs::read(Path::new(ZSWAP)).ok().filter(|enabled| enabled != "N");
         if was.is_some() {
             fs::write(ZSWAP, "N").context(ZSWAP)?;
-            zram.zswap = was;
+            swap.zswap = was;
         }
-        zram.swap_on()?;
-        Ok(zram)
-    }
-
-    fn device(&self) -> PathBuf {
-        PathBuf::from(format!("/dev/zram{}", self.number))
-    }
-
-    fn write(&self, file: &str, value: &str) -> anyhow::Result<()> {
-        let path = format!("/sys/block/zram{}/{file}", self.number);
-        fs::write(&path, value).with_context(|| format!("'{value}' to {path}"))
+        swap.swap_on()?;
+        Ok(swap)
     }
 
     /// Writes the header of a swap area to the device's first page.
@@ -81,7 +125,7 @@ impl Zram {
         const HEADER: u64 = 1024;
         const SIGNATURE: &[u8] = b"SWAPSPACE2";
         let (version, last_page) = (1u32, (bytes / PAGE - 1) as u32);
-        let path = self.device();
+        let path = self.device.path();
         let device = File::options().write(true).open(&path).with_context(|| path.display().to_string())?;
         device.write_all_at(&version.to_ne_bytes(), HEADER)?;
         device.write_all_at(&last_page.to_ne_bytes(), HEADER + 4)?;
@@ -92,7 +136,7 @@ impl Zram {
     fn swap_on(&mut self) -> anyhow::Result<()> {
         const PREFER: i32 = 0x8000;
         const HIGHEST: i32 = 0x7fff;
-        let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
+        let path = CString::new(self.device.path().into_os_string().into_encoded_bytes())?;
         // SAFETY: the pointer is to a zero-terminated path that lives until the call returns.
         let failed = unsafe { libc::swapon(path.as_ptr(), PREFER | HIGHEST) } != 0;
         ensure!(!failed, "swapon: {}", std::io::Error::last_os_error());
@@ -100,38 +144,30 @@ impl Zram {
         Ok(())
     }
 
-    fn swap_off(&mut self) -> anyhow::Result<()> {
-        let path = CString::new(self.device().into_os_string().into_encoded_bytes())?;
+    fn swap_off(&self) -> anyhow::Result<()> {
+        let path = CString::new(self.device.path().into_os_string().into_encoded_bytes())?;
         // SAFETY: the pointer is to a zero-terminated path that lives until the call returns.
-        let failed = self.swapped_on && unsafe { libc::swapoff(path.as_ptr()) } != 0;
+        let failed = unsafe { libc::swapoff(path.as_ptr()) } != 0;
         ensure!(!failed, "swapoff: {}", std::io::Error::last_os_error());
-        self.swapped_on = false;
         Ok(())
-    }
-
-    fn remove(&mut self) -> anyhow::Result<()> {
-        self.swap_off()?;
-        self.write("reset", "1")?;
-        fs::write(format!("{CONTROL}/hot_remove"), self.number.to_string()).context("hot_remove")
     }
 }
 
-impl Drop for Zram {
+impl Drop for Swap {
     fn drop(&mut self) {
-        let mut result = Ok(());
-        for _ in 0..TRIES {
-            result = self.remove();
-            if result.is_ok() {
-                break;
+        let mut swapped_on = self.swapped_on;
+        self.device.remove_after(|| {
+            if swapped_on {
+                self.swap_off()?;
+                swapped_on = false;
             }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        if let Some(was) = &self.zswap {
-            result = result.and(fs::write(ZSWAP, was).context(ZSWAP));
-        }
-        if let Err(error) = result {
+            Ok(())
+        });
+        if let Some(was) = &self.zswap
+            && let Err(error) = fs::write(ZSWAP, was)
+        {
             // Ignore an error: the reader of standard error may be gone.
-            let _ = writeln!(std::io::stderr(), "{} could not be removed: {error:#}", self.device().display());
+            let _ = writeln!(std::io::stderr(), "{ZSWAP} could not be restored: {error}");
         }
     }
 }

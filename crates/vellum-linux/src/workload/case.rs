@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use super::arm::Arm;
 use super::calls::Calls;
 use super::data::{Data, Rewrites, Steps};
+use super::files::FileOp;
 use super::mapping::Mapping;
 
 /// Bytes of a base page.
@@ -97,6 +98,9 @@ pub enum Op {
     /// Reclaim its lazyfree pages (`MADV_FREE`, then `MADV_PAGEOUT`).
     #[value(skip)]
     Reclaim(Rewrites),
+    /// An operation on a file of a disk. A benchmark of its own.
+    #[value(skip)]
+    File(FileOp),
     /// Write a byte in each fresh page: the page faults. Reported, not compared.
     Touch,
 }
@@ -116,6 +120,7 @@ impl Op {
             Op::SwapOut(..) => "out",
             Op::SwapIn(..) => "in",
             Op::Reclaim(_) => "reclaim",
+            Op::File(file) => file.name(),
             Op::Touch => "touch",
         }
     }
@@ -156,10 +161,18 @@ impl Op {
         steps.and_then(Steps::name)
     }
 
-    /// Returns whether the operation is measured of regions with this mapping. All are of anonymous
-    /// memory.
-    pub fn is_of(self, mapping: Mapping) -> bool {
-        !mapping.is_file() || matches!(self, Op::Munmap | Op::Fork | Op::Touch)
+    /// Returns whether the operation is measured of regions like this. All but those of files of a
+    /// disk are of anonymous memory.
+    pub fn is_of(self, case: &Case) -> bool {
+        match self.file() {
+            Some(op) => op.is_of(case),
+            None => !case.mapping.is_file() || matches!(self, Op::Munmap | Op::Fork | Op::Touch),
+        }
+    }
+
+    /// Returns the operation on a file of a disk, if it is one.
+    pub fn file(self) -> Option<FileOp> {
+        if let Op::File(file) = self { Some(file) } else { None }
     }
 
     /// Returns the calls of an operation that is several; `None` for other operations.
@@ -173,6 +186,7 @@ impl Op {
         match self {
             Op::SwapOut(data, reads) => Some(Op::SwapIn(data, reads)),
             Op::ForkWrite(writes) => Some(Op::Cow(writes)),
+            Op::File(FileOp::Write) => Some(Op::File(FileOp::Fsync)),
             _ => None,
         }
     }
@@ -183,13 +197,14 @@ impl Op {
         match self {
             Op::SwapIn(data, reads) => Some(Op::SwapOut(data, reads)),
             Op::Cow(writes) => Some(Op::ForkWrite(writes)),
+            Op::File(FileOp::Fsync) => Some(Op::File(FileOp::Write)),
             _ => None,
         }
     }
 
     /// Returns whether the operation is a part of the runs of another one.
     pub fn is_beside(self) -> bool {
-        matches!(self, Op::Touch | Op::SwapIn(..) | Op::Cow(_))
+        self == Op::Touch || self.front().is_some()
     }
 
     /// Returns the name in tables.

@@ -17,6 +17,9 @@ pub enum Mapping {
     /// A private mapping of such a file, whose pages were written before, and each page read
     /// through it.
     PrivateFile,
+    /// A file of a disk, which an operation on it maps or doesn't.
+    #[value(skip)]
+    DiskFile,
 }
 
 impl Mapping {
@@ -26,6 +29,7 @@ impl Mapping {
             Mapping::Anonymous => "anon",
             Mapping::Shared => "shared",
             Mapping::PrivateFile => "private-file",
+            Mapping::DiskFile => "disk-file",
         }
     }
 
@@ -34,9 +38,10 @@ impl Mapping {
         self != Mapping::Anonymous
     }
 
-    /// Returns whether the folios of a case can be mapped this way. Linux maps a file's 2 MiB folio
-    /// by a huge PTE, which it drops instead of splitting it, and the engine maps one by 512 PTEs.
+    /// Returns whether the folios of a case can be mapped this way. Of a file in memory, Linux maps
+    /// a 2 MiB folio by a huge PTE, which it drops instead of splitting it, and the engine maps one
+    /// by 512 PTEs.
     pub fn can_be(self, case: &Case) -> bool {
-        !self.is_file() || case.folio_kib < 2048
+        !self.is_file() || self == Mapping::DiskFile || case.folio_kib < 2048
     }
 }

@@ -11,6 +11,7 @@
 //! | [`churn`] | other programs' work that leaves free memory in pieces |
 //! | [`contended`] | one thread's operations while another one reclaims memory |
 //! | [`data`] | the contents of its pages, and the check that they survive |
+//! | [`files`] | operations on a file of a disk |
 //! | [`layout`] | the VMAs of a process, as something to copy and measure |
 //! | [`mapping`] | the kind of a region's mapping |
 //! | [`shuffle`] | fixed pseudo-random numbers and orders |
@@ -21,6 +22,7 @@ pub mod case;
 pub mod churn;
 pub mod contended;
 pub mod data;
+pub mod files;
 pub mod layout;
 pub mod mapping;
 pub mod shuffle;

@@ -195,7 +195,7 @@ impl<A: Silicon> Storage for Strict<A> {
     }
 
     fn write(&self, request: WriteRequest) {
-        self.hardware.files().take_write(request, self);
+        self.hardware.files().take_write_early(request, self);
     }
 
     fn dirtied(&self, memcg: MemcgId, pages: u64) {

@@ -12,6 +12,7 @@
 mod calls;
 mod churn;
 mod copy;
+mod disk_file;
 mod entries;
 mod file;
 mod fork;
@@ -35,6 +36,7 @@ use vellum::{AddressSpace, Machine};
 use vellum_linux::region::{EVICTING, LINE, evict_caches};
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, Op, PAGE, TABLE_SPAN};
+use vellum_linux::workload::files::{Contents, FileOp};
 use vellum_linux::workload::shuffle::{SEED, shuffle};
 use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
@@ -111,7 +113,7 @@ impl Engine {
     /// Returns a contender for the column of the engine, or of the engine with runs capped at one
     /// page.
     pub fn contender(&self, column: Column) -> impl Contender + use<> {
-        ByRun { engine: self.clone(), column }
+        ByRun { engine: self.clone(), column, contents: Contents::default() }
     }
 
     fn booted(&self) -> Result<&Booted, Skip> {
@@ -316,11 +318,17 @@ impl Counted {
 struct ByRun {
     engine: Engine,
     column: Column,
+    contents: Contents,
 }
 
 impl Contender for ByRun {
     fn column(&self) -> Column {
         self.column
+    }
+
+    /// Leaves out reads and writes of files with runs of one page: they change no PTE.
+    fn does(&self, _: &Case, op: Op) -> bool {
+        self.column == Column::Vellum || op.file().is_none_or(FileOp::is_mapped)
     }
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
@@ -332,6 +340,9 @@ impl Contender for ByRun {
         let mut space = booted.space(case.folio_kib, MemcgId::ROOT)?;
         if self.column == Column::Page {
             space.cap_runs(1);
+        }
+        if let Some(op) = op.file() {
+            return disk_file::measure(booted, &space, &self.contents, case, op);
         }
         let region = match op.calls() {
             Some(calls) => Region::anonymous(calls::map_for(&space, case.bytes, calls)?),

@@ -22,9 +22,11 @@
 //! `tools/floor/floor.c` is the same floor of an unmap once more, with a bitmap of free folios and
 //! without this code; a test compares the folios that both free, and `./x floor` prints both times.
 //!
-//! Swap-out and swap-in are in [`swapped`]. `munmap`, `dontneed` and `exit` are the same loop here,
-//! as they differ only in what the floor leaves out. Calls on parts of a region have no floor.
+//! Swap-out and swap-in are in [`swapped`], and reads and writes of files in [`disk_file`].
+//! `munmap`, `dontneed` and `exit` are the same loop here, as they differ only in what the floor
+//! leaves out. Calls on parts of a region have no floor.
 
+mod disk_file;
 #[cfg(test)]
 mod in_c;
 mod placement;
@@ -38,10 +40,12 @@ use vellum_linux::time::Stopwatch;
 use vellum_linux::workload::arm::Arm;
 use vellum_linux::workload::case::{Case, Op};
 use vellum_linux::workload::data::{Rewrites, Steps};
+use vellum_linux::workload::files::FileOp;
 
 use crate::bench::contender::{Column, Contender, Sample, Skip};
 use crate::bench::engine::Engine;
 use crate::bench::memory::Mapped;
+use disk_file::DiskFile;
 pub use placement::Placement;
 use swapped::Swap;
 
@@ -112,6 +116,7 @@ pub struct Floor {
     engine: Option<Engine>,
     arena: Option<Arena>,
     swap: Option<Swap>,
+    file: Option<DiskFile>,
 }
 
 impl Floor {
@@ -158,7 +163,7 @@ impl Contender for Floor {
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         if self.arena.as_ref().is_none_or(|arena| arena.case != *case) {
-            (self.arena, self.swap) = (None, None);
+            (self.arena, self.swap, self.file) = (None, None, None);
             let placement = self.placement(case)?;
             self.arena = Some(Arena::new(case, placement).map_err(|error| Skip::system("mmap", error))?);
         }
@@ -179,6 +184,18 @@ impl Contender for Floor {
             // It reads each page: of sparse reads it has no time.
             return Ok(Sample { back: sample.back.filter(|_| op.reads() == Some(Steps::EveryPage)), ..sample });
         }
+        let mut before = Sample::default();
+        if let Some(op) = op.file() {
+            arena.fill();
+            let file = match &mut self.file {
+                Some(file) => file,
+                None => self.file.insert(DiskFile::new(case).map_err(|error| Skip::system("mmap", error))?),
+            };
+            before = file.measure(arena, op)?;
+            if !matches!(op, FileOp::Pageout | FileOp::PageoutDirty) {
+                return Ok(before);
+            }
+        }
         let mut fastest = None;
         for way in WAYS {
             arena.fill();
@@ -192,7 +209,7 @@ impl Contender for Floor {
             black_box(freed);
             fastest = [fastest, Some(time)].into_iter().flatten().min_by_key(|time| time.cpu_ns);
         }
-        let op = fastest.ok_or_else(|| Skip::system("floor", "no way"))?;
+        let op = before.op + fastest.ok_or_else(|| Skip::system("floor", "no way"))?;
         Ok(Sample { op, ..Sample::default() })
     }
 }
@@ -271,9 +288,10 @@ impl Arena {
                 0
             }
             Op::Fork => self.share(folio, way),
-            Op::Reclaim(_) => self.free::<DIRTY>(folio, way).folios,
+            Op::Reclaim(_) => self.free::<DIRTY>(folio, 0, way).folios,
+            Op::File(_) => self.free::<0>(folio, self.case.pages_per_folio() as u32, way).folios,
             _ => {
-                let mut free = self.free::<0>(folio, way);
+                let mut free = self.free::<0>(folio, 0, way);
                 let of_tables = self.placement.frames..;
                 for (index, of_table) in of_tables.clone().zip(&mut self.descriptors[of_tables]) {
                     free.push(index, of_table);
@@ -283,9 +301,10 @@ impl Arena {
         }
     }
 
-    /// Unmaps and frees each folio without a PTE that has a bit of `STAYS`.
+    /// Unmaps and frees each folio without a PTE that has a bit of `STAYS`, and drops the `cached`
+    /// references that its file has to it.
     #[inline(always)]
-    fn free<const STAYS: u64>(&mut self, folio: usize, way: Way) -> FreeList {
+    fn free<const STAYS: u64>(&mut self, folio: usize, cached: u32, way: Way) -> FreeList {
         let Arena { entries, descriptors, bitmap, .. } = self;
         let mut free = FreeList::default();
         let change = |entries: &mut [u64], _: usize| {
@@ -297,12 +316,34 @@ impl Arena {
         };
         each_folio((entries, descriptors, bitmap), folio, way, change, |head, descriptor| {
             descriptor.maps = descriptor.maps.wrapping_sub(folio as u32);
-            descriptor.references = descriptor.references.wrapping_sub(folio as u32);
+            descriptor.references = descriptor.references.wrapping_sub(folio as u32 + cached);
             if descriptor.references == 0 {
                 free.push(head, descriptor);
             }
         });
         free
+    }
+
+    /// Inserts the folio with this number into its file.
+    #[inline(always)]
+    fn insert(&mut self, folio: usize) {
+        let Some(&head) = self.placement.heads.get(folio) else { return };
+        let page = self.descriptors[head].page;
+        let references = self.case.pages_per_folio() as u32;
+        self.descriptors[head] = Descriptor { references, page, ..Zeroable::zeroed() };
+    }
+
+    /// Maps the folio with this number of a file.
+    #[inline(always)]
+    fn map(&mut self, folio: usize) {
+        let Some(&head) = self.placement.heads.get(folio) else { return };
+        let (entries, leaf) = (self.entries_of_a_folio(), if self.case.huge { LARGE } else { 0 });
+        for (entry, frame) in self.entries[folio * entries..][..entries].iter_mut().zip(FIRST_FRAME + head as u64..) {
+            *entry = frame << 12 | ATTRIBUTES | leaf;
+        }
+        let descriptor = &mut self.descriptors[head];
+        descriptor.references = descriptor.references.wrapping_add(entries as u32);
+        descriptor.maps = descriptor.maps.wrapping_add(entries as u32);
     }
 
     /// Shares all folios with a child: write-protects their PTEs, copies them, and counts the

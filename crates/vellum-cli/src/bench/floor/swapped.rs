@@ -151,7 +151,7 @@ impl Swap {
 
 /// Returns the word that fills a page, if one does.
 #[inline(always)]
-fn repeated(page: &Page) -> Option<u64> {
+pub fn repeated(page: &Page) -> Option<u64> {
     let word = page.0[0];
     page.0.as_chunks::<16>().0.iter().all(|chunk| chunk.iter().all(|&other| other == word)).then_some(word)
 }

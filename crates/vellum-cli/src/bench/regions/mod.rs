@@ -105,10 +105,18 @@ pub struct Subject {
 /// # Errors
 /// `--size` is not a multiple of 2 MiB.
 pub fn section(args: &Args, mappings: &[Mapping], ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
+    let cases: Vec<Case> = mappings.iter().flat_map(|&mapping| cases(args, mapping)).collect();
+    section_of_all(args, &cases, ops, subject)
+}
+
+/// Measures `ops` of these cases and returns the section.
+///
+/// # Errors
+/// `--size` is not a multiple of 2 MiB.
+pub fn section_of_all(args: &Args, cases: &[Case], ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     check(args)?;
     let _pinned = PinnedCpu::pin();
-    let cases: Vec<Case> = mappings.iter().flat_map(|&mapping| cases(args, mapping)).collect();
-    let rows = measure(args, &cases, ops, &mut contenders(args, ops));
+    let rows = measure(args, cases, ops, &mut contenders(args, ops));
     Ok(section::of(subject, &rows, args.runs))
 }
 
@@ -153,7 +161,7 @@ fn measure(args: &Args, cases: &[Case], ops: &[Op], contenders: &mut [Box<dyn Co
     if timed.is_empty() {
         timed.push(Op::Touch);
     }
-    let timed_of = |case: &Case| timed.iter().copied().filter(|op| op.is_of(case.mapping)).collect::<Vec<Op>>();
+    let timed_of = |case: &Case| timed.iter().copied().filter(|op| op.is_of(case)).collect::<Vec<Op>>();
     let pairs: usize = cases.iter().map(|case| timed_of(case).len()).sum();
     let steps = pairs * contenders.len() * args.runs as usize;
     let progress = Progress::new(steps as u64);

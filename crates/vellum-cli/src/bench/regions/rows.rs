@@ -87,12 +87,12 @@ impl Cell {
 
 impl Row {
     /// Makes the row of `outcomes`: from the times of touching for [`Op::Touch`], from those of
-    /// what came after the operation for [`Op::SwapIn`] and [`Op::Cow`], and otherwise from those
-    /// of the operation.
+    /// what came after the operation for an operation with a [`front`](Op::front), and otherwise
+    /// from those of the operation.
     pub fn new(op: Op, case: Case, Taken { outcomes, load }: &Taken) -> Row {
         let of = |outcome: &Outcome| match op {
             Op::Touch => Cell::new(&outcome.touches, outcome),
-            Op::SwapIn(..) | Op::Cow(_) => Cell::new(&outcome.backs, outcome),
+            op if op.front().is_some() => Cell::new(&outcome.backs, outcome),
             _ => Cell::new(&outcome.ops, outcome),
         };
         let work = outcomes.vellum.work.filter(|_| !op.is_beside());
@@ -112,6 +112,8 @@ impl Row {
             Mapping::Anonymous => "",
             Mapping::Shared => " of shared memory",
             Mapping::PrivateFile => " of a private file mapping",
+            // Its benchmark has nothing else.
+            Mapping::DiskFile => "",
         };
         format!("{}{mapping}", self.op.title())
     }

@@ -5,10 +5,12 @@ use vellum_linux::stats::Summary;
 use vellum_linux::workload::calls::Calls;
 use vellum_linux::workload::case::Op;
 use vellum_linux::workload::data::Steps;
+use vellum_linux::workload::mapping::Mapping;
 
 use super::Subject;
 use super::rows::{Cell, Row};
 use crate::bench::contender::Column;
+use crate::bench::files;
 use crate::bench::load::Load;
 use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
@@ -112,6 +114,7 @@ fn description(op: Op) -> &'static str {
             "The region is made lazyfree (MADV_FREE, not in the figure), and reclaimed (MADV_PAGEOUT): all pages go \
              that were not written to since. Since 7.3.2, and in 6.18.44, Linux first splits a huge PTE into 512 PTEs."
         }
+        Op::File(op) => files::description(op),
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. \
              Reported, not compared: zeroing is most of it, and a simulated machine has no exceptions to take."
@@ -185,7 +188,11 @@ fn method(subject: &Subject, rows: &[Row], runs: u32) -> Vec<(&'static str, Stri
     if rows.iter().any(|row| row.op.calls().is_none()) {
         method.push(("caches", EVICTED.to_owned()));
     }
-    let of_files = if rows.iter().any(|row| row.case.mapping.is_file()) { OF_FILES } else { &[] };
+    let of_files = if rows.iter().any(|row| matches!(row.case.mapping, Mapping::Shared | Mapping::PrivateFile)) {
+        OF_FILES
+    } else {
+        &[]
+    };
     method.extend(texts.iter().chain(subject.method).chain(of_files).map(|&(term, text)| (term, text.to_owned())));
     method
 }
