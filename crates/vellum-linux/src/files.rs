@@ -11,11 +11,8 @@ use crate::settings::disk::root_of;
 use crate::settings::resource::{HeldResource, Resource};
 use crate::time::{Stopwatch, Time};
 use crate::workload::case::{Case, PAGE};
-use crate::workload::files::{Contents, FileOp, READ, random_pages};
+use crate::workload::files::{Contents, FileOp, READ, check, random_pages};
 use crate::{Sample, Skip, memory};
-
-/// The most calls of page-out in one run: one call does not remove all pages.
-const TRIES: usize = 8;
 
 /// Times operations on files.
 #[derive(Default)]
@@ -83,7 +80,7 @@ impl FileTimer {
             read(&name.open(OFlags::empty())?, case, FileOp::Read)?;
             discard(&file)?;
         }
-        // What reads have found out about the file is the descriptor's.
+        // The kernel keeps the state of readahead by descriptor.
         let file = name.open(OFlags::empty())?;
         let sample = match op {
             FileOp::Write | FileOp::Fsync => Sample { op: write, back: Some(back), ..Sample::default() },
@@ -93,7 +90,7 @@ impl FileTimer {
             FileOp::Map | FileOp::MapAgain | FileOp::Pageout | FileOp::PageoutDirty => mapped(file, case, op)?,
         };
         let file = name.open(OFlags::empty())?;
-        self.contents.check(case.pages(), |number, page| read_all(&file, page.bytes_mut(), number * PAGE))?;
+        check(case.pages(), op, |number, page| read_all(&file, page.bytes_mut(), number * PAGE))?;
         Ok(sample)
     }
 
@@ -128,31 +125,26 @@ fn read(file: &OwnedFd, case: &Case, op: FileOp) -> Result<Time, Skip> {
 fn mapped(file: OwnedFd, case: &Case, op: FileOp) -> Result<Sample, Skip> {
     let region = Region::of_file(file, case.bytes)?;
     evict_caches()?;
-    let time = region.read(op.step(case));
+    let mut time = region.read(op.step(case));
+    if not_mapped(&region, case, op)? > 0.0 {
+        // Faults for the pages that those at the steps left out are a part of the operation.
+        time += region.read(PAGE);
+    }
     if matches!(op, FileOp::Map | FileOp::MapAgain) {
         return Ok(Sample { op: time, fallback: not_mapped(&region, case, op)?, ..Sample::default() });
     }
-    region.read(PAGE);
     if op == FileOp::PageoutDirty {
-        // Each page with what it has, so that one word fills it still.
-        (0..case.pages()).for_each(|page| region.set_word(page, region.word(page)));
+        region.fill(|number| op.page_after(number));
     }
     let fallback = not_mapped(&region, case, op)?;
     evict_caches()?;
-    let mut time = if op == FileOp::PageoutDirty { region.sync()? } else { Time::default() };
-    let mut left = case.pages();
-    for _ in 0..TRIES {
-        time += region.page_out()?;
-        left = region.present()?;
-        if left == 0 {
-            break;
-        }
-    }
+    let sync = if op == FileOp::PageoutDirty { region.sync()? } else { Time::default() };
+    let (reclaim, left) = region.page_out_all()?;
     // A few pages may stay because another context holds a reference.
     if left > case.pages() / 1000 {
         return Err(Skip::NotReclaimed(left));
     }
-    Ok(Sample { op: time, fallback, ..Sample::default() })
+    Ok(Sample { op: sync + reclaim, fallback, ..Sample::default() })
 }
 
 /// Returns the share of the region that is not mapped, or not by huge PTEs where the case asks for

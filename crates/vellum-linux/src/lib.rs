@@ -9,7 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`workload`] | what is mapped, its contents, and the operation |
-//! | [`settings`] | huge-page settings and zram swap: changed for a moment, restored on every way out |
+//! | [`settings`] | huge-page settings and zram devices: changed for a moment, restored on every way out |
 //! | [`child`] | helper processes: they exit, fork or are reclaimed to be timed |
 //! | [`region`] | a mapped region, and the timed system calls on it |
 //! | [`swap`] | swap-out and swap-in of a region |

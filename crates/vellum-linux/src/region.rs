@@ -202,6 +202,24 @@ impl Region {
         self.page_out_range(0..self.len as u64)
     }
 
+    /// Calls `madvise(MADV_PAGEOUT)` on the region until no page is in memory, eight times at most,
+    /// as one call does not remove all pages. Returns the time, and the number of pages that
+    /// stayed.
+    ///
+    /// # Errors
+    /// A call failed.
+    pub fn page_out_all(&self) -> Result<(Time, u64), Skip> {
+        let (mut time, mut left) = (Time::default(), 0);
+        for _ in 0..8 {
+            time += self.page_out()?;
+            left = self.present()?;
+            if left == 0 {
+                break;
+            }
+        }
+        Ok((time, left))
+    }
+
     /// Calls `madvise(MADV_PAGEOUT)` on a part of the region. Returns the time.
     ///
     /// # Errors

@@ -2,12 +2,8 @@
 
 use crate::region::{Region, evict_caches, warm_memory};
 use crate::settings::resource::{HeldResource, Resource};
-use crate::time::Time;
 use crate::workload::data::{Data, Steps};
 use crate::{Sample, Skip};
-
-/// The most calls of page-out in one run: one call does not remove all pages.
-const TRIES: usize = 8;
 
 /// Times swap-out and swap-in of regions.
 #[derive(Default)]
@@ -39,14 +35,7 @@ impl SwapTimer {
         region.fill(|number| data.page(number));
         warm_memory(data.most_stored(pages))?;
         evict_caches()?;
-        let (mut op, mut left) = (Time::default(), pages);
-        for _ in 0..TRIES {
-            op += region.page_out()?;
-            left = region.present()?;
-            if left == 0 {
-                break;
-            }
-        }
+        let (op, left) = region.page_out_all()?;
         // A few pages may stay because another context holds a reference.
         if left > pages / 1000 {
             return Err(Skip::NotSwappedOut(left));

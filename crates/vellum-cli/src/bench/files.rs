@@ -59,7 +59,8 @@ pub fn description(op: FileOp) -> &'static str {
         FileOp::ReadRandom => "Each page of the file is read by a call of its own, in random order, from the disk.",
         FileOp::Map => {
             "A byte is read in each 64 KiB through a mapping, in order, and nothing of the file is in memory. \
-             Each read is a page fault that maps all pages around it."
+             Each read is a page fault that maps pages around it. If these are not all pages, a byte is read in each \
+             page then: the engine maps around a fault only what is contiguous in memory."
         }
         FileOp::MapAgain => {
             "The same bytes are read through a fresh mapping when all of the file is in memory, in folios of this \
@@ -88,7 +89,8 @@ const METHOD: &[(&str, &str)] = &[
     (
         "folios",
         "of the file have the size of the row because the calls that write it have; for 2 MiB a huge PTE maps each. \
-         Nothing makes Linux read a file into folios of a size.",
+         Nothing makes Linux read a file into folios of a size. A file of the engine that got smaller folios is \
+         marked; of Linux's files only 2 MiB huge can be, as nothing else shows their folios.",
     ),
     (
         "floor",

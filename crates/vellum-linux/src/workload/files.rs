@@ -27,13 +27,15 @@ pub enum FileOp {
     ReadAgain,
     /// Read it from the disk by calls with a page each, in random order.
     ReadRandom,
-    /// Read bytes through a mapping, [`FileOp::step`] bytes apart, from the disk.
+    /// Read bytes through a mapping, [`FileOp::step`] bytes apart, from the disk; and, if this does
+    /// not map all pages, a byte in each page.
     Map,
     /// Read the same bytes through a fresh mapping when the file is in memory.
     MapAgain,
     /// Reclaim its clean pages, which are mapped and were read.
     Pageout,
-    /// Write its pages, which were written through a mapping, to the disk, and reclaim them.
+    /// Write its pages, which were written through a mapping, to the disk, and reclaim them. Each
+    /// page was given the contents of the next one.
     PageoutDirty,
 }
 
@@ -51,6 +53,12 @@ impl FileOp {
             FileOp::Pageout => "pageout",
             FileOp::PageoutDirty => "pageout-dirty",
         }
+    }
+
+    /// Returns the contents of the file's page with this number after the operation.
+    pub fn page_after(self, number: u64) -> Page {
+        let from = number + u64::from(self == FileOp::PageoutDirty);
+        Data::SameFilled.page(from % (TABLE_SPAN / PAGE))
     }
 
     /// Returns whether the operation begins without a page of the file in memory.
@@ -83,7 +91,7 @@ impl FileOp {
     }
 }
 
-/// What a file has in it: its pages differ within [`TABLE_SPAN`] bytes, and then repeat.
+/// The contents of a file: its pages differ within [`TABLE_SPAN`] bytes, and then repeat.
 pub struct Contents(Vec<u8>);
 
 impl Default for Contents {
@@ -99,20 +107,20 @@ impl Contents {
         let at = at % TABLE_SPAN;
         &self.0[at as usize..(at + len) as usize]
     }
+}
 
-    /// Checks the contents of a file of `pages` pages; `read` reads the page with a number.
-    ///
-    /// # Errors
-    /// [`Skip::Lost`] if contents differ, or the error of `read`.
-    pub fn check(&self, pages: u64, mut read: impl FnMut(u64, &mut Page) -> Result<(), Skip>) -> Result<(), Skip> {
-        let mut page = Data::SameFilled.page(0);
-        let mut lost = 0;
-        for number in 0..pages {
-            read(number, &mut page)?;
-            lost += u64::from(page.bytes() != self.bytes(number * PAGE, PAGE));
-        }
-        if lost == 0 { Ok(()) } else { Err(Skip::Lost(lost)) }
+/// Checks the contents of a file of `pages` pages after `op`; `read` reads the page with a number.
+///
+/// # Errors
+/// [`Skip::Lost`] if contents differ, or the error of `read`.
+pub fn check(pages: u64, op: FileOp, mut read: impl FnMut(u64, &mut Page) -> Result<(), Skip>) -> Result<(), Skip> {
+    let mut page = op.page_after(0);
+    let mut lost = 0;
+    for number in 0..pages {
+        read(number, &mut page)?;
+        lost += u64::from(page != op.page_after(number));
     }
+    if lost == 0 { Ok(()) } else { Err(Skip::Lost(lost)) }
 }
 
 /// Returns the pages of a case in the order of [`FileOp::ReadRandom`].
@@ -133,9 +141,11 @@ mod tests {
             page.bytes_mut().copy_from_slice(contents.bytes(number * PAGE, PAGE));
             Ok(())
         };
-        assert_eq!(contents.check(1030, right), Ok(()));
+        assert_eq!(check(1030, FileOp::Pageout, right), Ok(()));
         let shifted = |number: u64, page: &mut Page| right(number + 1, page);
-        assert_eq!(contents.check(1030, shifted), Err(Skip::Lost(1030)));
+        assert_eq!(check(1030, FileOp::Pageout, shifted), Err(Skip::Lost(1030)));
+        assert_eq!(check(1030, FileOp::PageoutDirty, shifted), Ok(()));
+        assert_eq!(check(1030, FileOp::PageoutDirty, right), Err(Skip::Lost(1030)), "a lost write");
     }
 
     #[test]

@@ -38,9 +38,8 @@ impl Mapping {
         self != Mapping::Anonymous
     }
 
-    /// Returns whether the folios of a case can be mapped this way. Of a file in memory, Linux maps
-    /// a 2 MiB folio by a huge PTE, which it drops instead of splitting it, and the engine maps one
-    /// by 512 PTEs.
+    /// Returns whether the folios of a case can be mapped this way. The benchmarks of files in
+    /// memory have no folios of 2 MiB, which huge PTEs map.
     pub fn can_be(self, case: &Case) -> bool {
         !self.is_file() || self == Mapping::DiskFile || case.folio_kib < 2048
     }

@@ -11,9 +11,10 @@ use vellum::space::{Advise, FaultError, MapFlags, MapRequest, write_back};
 use vellum_linux::region::evict_caches;
 use vellum_linux::time::{Stopwatch, Time};
 use vellum_linux::workload::case::{Case, PAGE};
-use vellum_linux::workload::files::{Contents, FileOp, READ, WINDOW, random_pages};
+use vellum_linux::workload::files::{Contents, FileOp, READ, WINDOW, check, random_pages};
 use vellum_sim::{Access, Fast, Files, Program, Simulated, Touched};
 
+use super::file::small_share;
 use super::{Booted, Counted, READ_WRITE, Sample, Space};
 use crate::bench::contender::Skip;
 
@@ -47,13 +48,14 @@ pub fn measure(
     let object = object.map_err(failed("object"))?;
     let file = File { booted, object, files: booted.machine.platform().hardware().files(), contents, case };
     let folio = case.folio_bytes();
-    let mut offsets = case.arm.order(case.folios()).into_iter().map(|n| n * folio);
+    let offsets = case.arm.order(case.folios()).into_iter().map(|n| n * folio);
     booted.compact(case);
     evict_caches()?;
     let before = Counted::now(booted.machine);
     let watch = Stopwatch::start();
-    offsets.try_for_each(|at| file.write(at, folio))?;
+    let folios = offsets.map(|at| file.write(at, folio)).sum::<Result<u64, Skip>>()?;
     let write = watch.time();
+    let small = small_share(case, folios);
     evict_caches()?;
     let watch = Stopwatch::start();
     file.sync(space)?;
@@ -70,12 +72,14 @@ pub fn measure(
         FileOp::Map | FileOp::MapAgain | FileOp::Pageout | FileOp::PageoutDirty => file.mapped(space, op)?,
     };
     let (mut opener, mut buffer) = (opener(), vec![0; PAGE as usize]);
-    contents.check(case.pages(), |number, page| {
+    check(case.pages(), op, |number, page| {
         file.copy(&mut opener, number..number + 1, &mut buffer)?;
         page.bytes_mut().copy_from_slice(&buffer);
         Ok(())
     })?;
-    Ok(sample)
+    // The pages of cold operations are read into other folios.
+    let small = if op.is_cold() { 0.0 } else { small };
+    Ok(Sample { fallback: sample.fallback.max(small), ..sample })
 }
 
 fn opener() -> Readahead {
@@ -97,9 +101,9 @@ impl File<'_> {
         if ended { Ok(()) } else { Err(Skip::system("read", format!("{page} is not being read"))) }
     }
 
-    /// Writes new bytes at the end of the file.
-    fn write(&self, at: u64, len: u64) -> Result<(), Skip> {
-        let (mut page, end) = (at / PAGE, (at + len) / PAGE);
+    /// Writes bytes where the file has none yet. Returns the number of folios that have them.
+    fn write(&self, at: u64, len: u64) -> Result<u64, Skip> {
+        let (mut page, end, mut folios) = (at / PAGE, (at + len) / PAGE, 0);
         while page < end {
             let over = Overwrite::begin(&self.object, page..end, MemcgId::ROOT).map_err(failed("write"))?;
             let over = over.ok_or_else(|| Skip::system("write", "the page exists"))?;
@@ -112,11 +116,12 @@ impl File<'_> {
                 // program.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), folio.as_ptr().cast_mut().cast(), bytes.len()) };
                 from += folio.len() as u64;
+                folios += 1;
             }
             over.finish(pages.end - pages.start, pages.end * PAGE);
             page = pages.end;
         }
-        Ok(())
+        Ok(folios)
     }
 
     /// Writes all dirty pages to the disk.
@@ -176,21 +181,24 @@ impl File<'_> {
         let before = Counted::now(machine);
         let watch = Stopwatch::start();
         self.touch(&program, range, op.step(self.case), Access::Read)?;
-        let time = watch.time();
-        let work = Some(before.work(&Counted::now(machine)));
+        let mut time = watch.time();
         let not_mapped = || {
             let usage = space.usage(range);
             (len - if op.maps_huge(self.case) { usage.huge_file } else { usage.resident }) as f64 / len as f64
         };
+        if not_mapped() > 0.0 {
+            // Faults for the pages that those at the steps left out are a part of the operation.
+            let watch = Stopwatch::start();
+            self.touch(&program, range, PAGE, Access::Read)?;
+            time += watch.time();
+        }
+        let work = Some(before.work(&Counted::now(machine)));
         if matches!(op, FileOp::Map | FileOp::MapAgain) {
             return Ok(Sample { op: time, fallback: not_mapped(), work, ..Sample::default() });
         }
-        self.touch(&program, range, PAGE, Access::Read)?;
         if op == FileOp::PageoutDirty {
-            // Each page with what it has, so that one word fills it still.
-            for at in (start..range.end).step_by(PAGE as usize) {
-                let word = program.load_u64(at).map_err(failed("touch"))?;
-                program.store_u64(at, word).map_err(failed("touch"))?;
+            for number in 0..self.case.pages() {
+                program.write(start + number * PAGE, op.page_after(number).bytes()).map_err(failed("touch"))?;
             }
         }
         let fallback = not_mapped();

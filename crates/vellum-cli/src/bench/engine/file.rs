@@ -82,9 +82,9 @@ fn map(
     Ok(VirtRange { start, end: start + len })
 }
 
-/// Returns the share of a file's region that got single pages instead of the case's folios, of
-/// which each took one of `faults` faults.
-pub fn small_share(case: &Case, faults: u64) -> f64 {
-    let (surplus, most) = (faults.saturating_sub(case.folios()), case.pages() - case.folios());
+/// Returns the share of a file that got single pages instead of the case's folios, as it has this
+/// number of folios.
+pub fn small_share(case: &Case, folios: u64) -> f64 {
+    let (surplus, most) = (folios.saturating_sub(case.folios()), case.pages() - case.folios());
     if most == 0 { 0.0 } else { (surplus as f64 / most as f64).min(1.0) }
 }
