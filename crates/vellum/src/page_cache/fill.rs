@@ -18,29 +18,6 @@ use crate::memcg::{LruList, MemcgId, MemcgPin, Refused};
 use crate::platform::Platform;
 use crate::sync::Retries;
 
-/// Contiguous pages of an object in contiguous frames, each with a reference and a mapping for the
-/// caller.
-#[must_use = "its references and mappings leak unless they are mapped or put back"]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ContiguousPages {
-    /// The number of the first page in the object.
-    pub(crate) page: u64,
-    /// The first frame.
-    pub(crate) pfn: Pfn,
-    /// The number of pages.
-    pub(crate) pages: u32,
-}
-
-impl ContiguousPages {
-    /// Drops the references and mappings that [`Object::map_contiguous`] took, for pages that the
-    /// fault did not map.
-    pub(crate) fn put_back<P: Platform>(&self, object: &Object<'_, P>) {
-        for (head, _, count) in object.machine.frames().folios(self.pfn, self.pages << object.page_order()) {
-            object.machine.put_folio(head, count, count);
-        }
-    }
-}
-
 /// The result of a lookup that inserts nothing.
 pub(crate) enum Lookup<'m, P: Platform> {
     /// The page, with a reference.
@@ -54,7 +31,7 @@ pub(crate) enum Lookup<'m, P: Platform> {
 /// The folios that may be inserted for missing pages besides single pages. Orders are bit sets: bit
 /// n permits a folio of 2^n frames.
 #[derive(Clone)]
-struct FolioLimits {
+pub(super) struct FolioLimits {
     /// The pages within which a folio of one of `orders` must lie.
     pages: Range<u64>,
     orders: u32,
@@ -75,7 +52,7 @@ pub(crate) fn shmem_orders<P: Platform>(object: &Object<'_, P>, advice: Advice) 
 
 impl FolioLimits {
     /// Returns limits that allow the folios of [`shmem_orders`].
-    fn new<P: Platform>(object: &Object<'_, P>, advice: Advice) -> Self {
+    pub(super) fn new<P: Platform>(object: &Object<'_, P>, advice: Advice) -> Self {
         FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, advice), advice }
     }
 
@@ -359,69 +336,6 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Returns a page for a fault to map, with as many neighbours as are contiguous with it both in
-    /// the object and in memory (Linux: fault-around). All neighbours lie in `window`, and also in
-    /// `around` or in the page's own folio. If the page does not exist, inserts a zeroed folio,
-    /// charged to `memcg`, as large as policy allows where a VMA has this advice. Returns `None` if
-    /// the page lies beyond the end of the object.
-    ///
-    /// # Errors
-    /// As for [`Object::page_or_new`].
-    pub(crate) fn map_contiguous(
-        &self,
-        page: u64,
-        (window, around): (Range<u64>, Range<u64>),
-        advice: Advice,
-        memcg: MemcgId,
-    ) -> Result<Option<ContiguousPages>, ObjectError> {
-        let frames = self.machine.frames();
-        let step = 1 << self.head().page_order;
-        self.with_page(page, memcg, true, FolioLimits::new(self, advice), |state, pfn| {
-            let mut contiguous = ContiguousPages { page, pfn, pages: 1 };
-            let (head, frame) = frames.head(pfn);
-            let first = page - u64::from((pfn.0 - head.0) / step).min(page);
-            let last = page + u64::from((head.add(1 << frame.order()).0 - pfn.0) / step);
-            let window = around.start.min(first).max(window.start)..around.end.max(last).min(window.end);
-            let end = window.end.min(state.size.div_ceil(1 << self.page_shift()));
-            // Most pages lie in a folio that is in the object from its first page on.
-            let start = first.max(window.start);
-            let before = (page - start) as u32;
-            if before * step <= pfn.0 - head.0
-                && state.index.resident_run(frames, start..page, Pfn(pfn.0 - before * step), step) == before
-            {
-                contiguous = ContiguousPages { page: start, pfn: Pfn(pfn.0 - before * step), pages: before + 1 };
-            }
-            let is_before =
-                |page, pfn| window.contains(&page) && state.index.find(frames, page) == Some(Entry::Resident(pfn));
-            while contiguous.page > 0
-                && contiguous.pfn.0 >= step
-                && is_before(contiguous.page - 1, Pfn(contiguous.pfn.0 - step))
-            {
-                contiguous = ContiguousPages {
-                    page: contiguous.page - 1,
-                    pfn: Pfn(contiguous.pfn.0 - step),
-                    pages: contiguous.pages + 1,
-                };
-            }
-            let next = contiguous.page + u64::from(contiguous.pages);
-            if next < end {
-                let pfn = contiguous.pfn.add(contiguous.pages * step);
-                contiguous.pages += state.index.resident_run(frames, next..end, pfn, step);
-            }
-            let mut taken = 0;
-            for (head, frame, count) in frames.folios(contiguous.pfn, contiguous.pages * step) {
-                if let Err(error) = frames.get_counts_checked(head, frame, count, count) {
-                    ContiguousPages { pages: taken / step, ..contiguous }.put_back(self);
-                    return Err(error);
-                }
-                taken += count;
-            }
-            Ok(contiguous)
-        })?
-        .transpose()
-        .map_err(ObjectError::from)
-    }
-
     /// Pins a memcg that the caller names, so that it can't be removed. The object's own memcg
     /// needs no pin, because the object is charged to it.
     ///
@@ -466,7 +380,7 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
-    fn with_page<R>(
+    pub(super) fn with_page<R>(
         &self,
         page: u64,
         memcg: MemcgId,

@@ -34,11 +34,12 @@
 //! |---|---|
 //! | `index` | the pages: a radix tree of frames and swap entries |
 //! | `fill` | looks pages up and inserts them |
+//! | `map` | finds the pages that a fault maps at once |
 //! | `read` | has the host read pages from its storage |
 //! | `readahead` | decides which pages to read before they are needed |
 //! | `overwrite` | takes whole pages that the host writes |
 //! | `write` | has the host write dirty pages to its storage |
-//! | `write_errors` | reports failed writes to each opener |
+//! | `write::errors` | reports failed writes to each opener |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
 //! | `evict` | takes folios out for reclaim |
 //! | `collapse` | replaces small folios by a huge one |
@@ -55,6 +56,7 @@ mod error;
 mod evict;
 mod fill;
 mod index;
+mod map;
 mod mappers;
 mod mapping;
 mod overwrite;
@@ -69,12 +71,12 @@ mod swap_out;
 #[cfg(test)]
 mod tests;
 mod write;
-mod write_errors;
 
 pub(crate) use collapse::Collapses;
 pub use error::ObjectError;
 pub use evict::drop_clean;
 pub(crate) use evict::drop_unused;
+pub(crate) use map::AROUND_ORDER;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use overwrite::Overwrite;
 pub use page::ObjectPage;
@@ -84,9 +86,9 @@ pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
 pub(crate) use survey::{PageLocation, PageState};
 pub(crate) use swap_in::ExistingPage;
+pub use write::errors::WriteErrors;
 pub(crate) use write::{WriteBatch, Writes};
 pub use write::{Writeback, finish_write};
-pub use write_errors::WriteErrors;
 
 pub(crate) use fill::{Lookup, shmem_orders};
 
@@ -105,7 +107,7 @@ use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::Backing;
 use index::Index;
 use mappers::Mappers;
-use write_errors::ErrorRecord;
+use write::errors::ErrorRecord;
 
 /// The largest size of an object in bytes, as a file offset can express it (Linux:
 /// `MAX_LFS_FILESIZE`).

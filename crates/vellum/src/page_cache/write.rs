@@ -10,6 +10,8 @@
 //!
 //! [`Attrs::EXCLUSIVE`]: crate::arch::Attrs::EXCLUSIVE
 
+pub(super) mod errors;
+
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 

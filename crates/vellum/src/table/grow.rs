@@ -198,26 +198,42 @@ impl<'m, P: Platform> PageTables<'m, P> {
     /// [`NotMapped`], with nothing changed (INV-7).
     #[inline]
     pub(crate) fn map_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
-        self.map_by(at, run, |table| table.set(run))
-    }
-
-    /// Writes a run as [`PageTables::map_run`] does, of PTEs that map pages of a page-cache object.
-    pub(crate) fn map_object_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
-        self.map_by(at, run, |table| table.set_object(run))
-    }
-
-    /// Calls `set` with the locked page table to write `run` into its entries, which are empty. For
-    /// [`PageTables::map_run`].
-    #[inline(always)]
-    fn map_by(&self, at: UserRange, run: &Run, set: impl Fn(&LockedTable<'_, 'm, P>)) -> Result<(), NotMapped> {
         debug_assert_eq!(at, run.range(&self.arch));
-        let &Run { level, len, .. } = run;
+        self.map_by(at, run, run.len, |table| table.set(run))
+    }
+
+    /// Writes runs into empty entries as [`PageTables::map_run`] does, of PTEs that map pages of a
+    /// page-cache object. `at` are the addresses of the runs, which follow one another.
+    pub(crate) fn map_object_runs(
+        &self,
+        at: UserRange,
+        runs: impl Iterator<Item = Run> + Clone,
+    ) -> Result<(), NotMapped> {
+        let Some(first) = runs.clone().next() else { return Ok(()) };
+        let len = (at.len() >> self.arch.level_shift(first.level)) as usize;
+        debug_assert_eq!(runs.clone().map(|run| run.len).sum::<usize>(), len);
+        self.map_by(at, &first, len, |table| runs.clone().for_each(|run| table.set_object(&run)))
+    }
+
+    /// Calls `set` with the locked page table to write `len` entries at `at`, which are empty and
+    /// begin with those of `first`. For [`PageTables::map_run`].
+    #[inline(always)]
+    fn map_by(
+        &self,
+        at: UserRange,
+        first: &Run,
+        len: usize,
+        set: impl Fn(&LockedTable<'_, 'm, P>),
+    ) -> Result<(), NotMapped> {
+        let level = first.level;
         let write = |table: &LockedTable<'_, 'm, P>| {
-            self.tlb.flush_pending_reclaim(run.range(&self.arch), self.arch.page_shift());
+            self.tlb.flush_pending_reclaim(*at, self.arch.page_shift());
             set(table);
         };
+        // The entries of a second run are zeroed, as writing those of the first may read them: they
+        // may be a block of contiguous PTEs together.
         self.put_in_existing_table(at, level, len, write)
-            .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::for_entries(self, level, len), write))
+            .unwrap_or_else(|| self.put(at, level, len, &mut SpareTables::for_entries(self, level, first.len), write))
     }
 
     /// Calls `write` with the locked page table to write the `n` empty entries of `level` at the

@@ -6,7 +6,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::HUGE_ORDER;
 use crate::frame::policy::Advice;
-use crate::page_cache::{Lookup, Object, Writes, shmem_orders};
+use crate::page_cache::{AROUND_ORDER, Lookup, Object, Writes, shmem_orders};
 use crate::platform::Platform;
 use crate::table::{NotMapped, Run};
 use crate::vma::{Vma, VmaFlags};
@@ -15,15 +15,11 @@ use super::{Access, Fault, FaultError, Outcome, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
 
-/// Log2 of the number of pages around the accessed page that a fault may map with it
-/// (fault-around), if they are contiguous in the object and in memory, and nothing is mapped there
-/// yet. The accessed page's own folio may be larger. Then the fault maps that part of the folio
-/// which lies in the largest naturally aligned block around the page in which nothing is mapped.
-const AROUND_ORDER: u8 = 4;
-
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Returns the empty PTEs around an address of a VMA with an object that a fault may map at
-    /// once.
+    /// once if the pages are in memory. Those of the accessed page's folio may be more than those
+    /// around it ([`AROUND_ORDER`]): all that lie in the largest naturally aligned block in which
+    /// nothing is mapped.
     fn window(self, vma: &Vma, object: &Object<'m, P>, addr: u64) -> UserRange {
         // The block must lie in one page table.
         let page_order = self.arch().page_order();
@@ -71,7 +67,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let pages = |part: UserRange| vma.backing.offset(part.start) >> shift..vma.backing.offset(part.end) >> shift;
         let (window, around) = (pages(empty), pages(empty.around(addr, u32::from(AROUND_ORDER) + shift)));
         let mapped = object
-            .map_contiguous(page, (window, around), vma.advice, self.tables().memcg())
+            .pages_to_map(page, (window, around), vma.advice, self.tables().memcg())
             .map_err(|error| FaultError::of_object(error, addr))?;
         let mapped = mapped.ok_or(FaultError::BeyondEnd(addr))?;
         let tracked = Writes(&object).are_tracked();
@@ -83,25 +79,41 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         } else {
             attrs -= Attrs::WRITE;
         }
-        let start = align_down(addr, shift) - ((page - mapped.page) << shift);
-        let block = vma.range.tail(start).head(start + ((mapped.pages as u64) << shift));
-        self.machine().frames().sync_icache(mapped.pfn, mapped.pages << arch.page_order(), attrs);
-        let write = |shape: LeafShape| {
-            let is_dirty = access == Access::Write && shape.entries == 1;
+        let start = align_down(addr, shift) - ((page - mapped.first) << shift);
+        let count = mapped.count();
+        let block = vma.range.tail(start).head(start + (u64::from(count) << shift));
+        for run in &mapped.runs {
+            self.machine().frames().sync_icache(run.pfn, run.pages << arch.page_order(), attrs);
+        }
+        // Returns the PTEs of the pages of a run of frames.
+        let ptes = |va: u64, pfn: Pfn, LeafShape { level, entries }: LeafShape| {
+            let is_accessed = entries == 1 && align_down(addr, arch.level_shift(level)) == va;
+            let is_dirty = access == Access::Write && is_accessed;
             let attrs = if is_dirty { attrs | Attrs::DIRTY } else { attrs };
-            let raw = arch.leaf(mapped.pfn.addr(), attrs, shape.level);
-            self.tables().map_object_run(block, &Run::new(start, shape.level, Kind::Leaf, raw, shape.entries))
+            Run::new(va, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
         };
-        let pages = LeafShape { level: 1, entries: mapped.pages as usize };
-        let huge = !(tracked && access == Access::Write) && self.is_huge(vma, block, mapped.pfn);
-        let written = match huge.then(|| write(Ptes::of(self.space).leaf_shape(HUGE_ORDER))) {
+        let pages = mapped.runs.iter().scan(start, |va, run| {
+            let shape = LeafShape { level: 1, entries: run.pages as usize };
+            let next = *va + (u64::from(run.pages) << shift);
+            Some(ptes(core::mem::replace(va, next), run.pfn, shape))
+        });
+        let huge = match mapped.runs[..] {
+            [run] if !(tracked && access == Access::Write) && self.is_huge(vma, block, run.pfn) => Some(run.pfn),
+            _ => None,
+        };
+        let huge = huge.map(|pfn| {
+            let shape = Ptes::of(self.space).leaf_shape(HUGE_ORDER);
+            let pte = core::iter::once(ptes(start, pfn, shape));
+            self.tables().map_object_runs(block, pte)
+        });
+        let written = match huge {
             // There is a page table in the place of the huge PTE.
-            None | Some(Err(NotMapped::Occupied)) => write(pages),
+            None | Some(Err(NotMapped::Occupied)) => self.tables().map_object_runs(block, pages),
             Some(written) => written,
         };
         match written {
             Ok(()) => {
-                self.tables().slot().add(object.space_counter(), (mapped.pages as i64) << arch.page_order());
+                self.tables().slot().add(object.space_counter(), i64::from(count) << arch.page_order());
                 if access == Access::Write && tracked {
                     return self.write_to_store(vma, addr);
                 }

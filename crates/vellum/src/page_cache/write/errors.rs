@@ -8,7 +8,7 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use super::{Object, ObjectError};
+use crate::page_cache::{Object, ObjectError};
 use crate::platform::Platform;
 
 /// Bit of the record: an opener has seen the last failure.
@@ -18,7 +18,7 @@ const FAILURE: u64 = 2;
 
 /// The failed writes of an object: their number, and [`SEEN`].
 #[derive(Default)]
-pub(super) struct ErrorRecord(AtomicU64);
+pub(in crate::page_cache) struct ErrorRecord(AtomicU64);
 
 /// The failed writes that an opener of a file has seen (Linux: `f_wb_err`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct WriteErrors {
 
 impl ErrorRecord {
     /// Records a failure, which no opener has seen.
-    pub(super) fn record(&self) {
+    pub(in crate::page_cache) fn record(&self) {
         let _ = self.0.fetch_update(AcqRel, Acquire, |record| Some((record & !SEEN) + FAILURE));
     }
 }
