@@ -1,7 +1,9 @@
 //! The files of a simulated machine. Their contents are a function of place until they are written;
 //! they are read and written in any order, with failures that a test chooses.
 
-use std::collections::{BTreeMap, HashMap};
+mod stored;
+
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,36 +15,7 @@ use vellum::platform::{Memory, PendingPage, Platform, ReadRequest, WriteRequest}
 
 use crate::inject::{Injector, Refusal};
 use crate::rng::Rng;
-
-/// The words of a page.
-const WORDS: usize = FRAME_SIZE as usize / size_of::<u64>();
-
-/// The contents of a page that was written.
-#[derive(Debug)]
-enum Contents {
-    /// One word, repeated.
-    Filled(u64),
-    Words(Box<[u64; WORDS]>),
-}
-
-impl Contents {
-    fn of(words: impl Iterator<Item = u64> + Clone) -> Self {
-        let first = words.clone().next().unwrap_or(0);
-        if words.clone().all(|word| word == first) {
-            return Contents::Filled(first);
-        }
-        let mut page = Box::new([0; WORDS]);
-        page.iter_mut().zip(words).for_each(|(to, word)| *to = word);
-        Contents::Words(page)
-    }
-
-    fn word(&self, nth: usize) -> u64 {
-        match self {
-            Contents::Filled(word) => *word,
-            Contents::Words(words) => words[nth],
-        }
-    }
-}
+use stored::{Contents, Stored, WORDS};
 
 /// The files of a machine, by tag. The engine's requests to read them stay under way until the test
 /// ends them.
@@ -50,8 +23,7 @@ impl Contents {
 pub struct Files {
     requests: Mutex<Vec<ReadRequest>>,
     writes_under_way: Mutex<Vec<Write>>,
-    /// The pages of 4 KiB that were written, by tag and number.
-    written: Mutex<HashMap<(u64, u64), Contents>>,
+    stored: Mutex<Stored>,
     /// The tags of the objects that are gone, in the order of their ends.
     forgotten: Mutex<Vec<u64>>,
     /// The pages of 4 KiB that became dirty, by memcg.
@@ -85,16 +57,6 @@ fn load(direct_map: *mut u8, pfn: Pfn) -> Contents {
     Contents::of(words.iter().map(|word| word.load(Ordering::Relaxed)))
 }
 
-/// Returns the word at a byte offset of a file that was not written there.
-fn unwritten(tag: u64, at: u64) -> u64 {
-    tag.rotate_left(32) ^ at
-}
-
-fn word_of(written: &HashMap<(u64, u64), Contents>, tag: u64, at: u64) -> u64 {
-    let page = written.get(&(tag, at / FRAME_SIZE));
-    page.map_or_else(|| unwritten(tag, at), |page| page.word((at % FRAME_SIZE) as usize / 8))
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -124,7 +86,7 @@ impl Files {
         Files {
             requests: Mutex::default(),
             writes_under_way: Mutex::default(),
-            written: Mutex::default(),
+            stored: Mutex::default(),
             forgotten: Mutex::default(),
             dirtied: Mutex::default(),
             reads: Injector::new(seed),
@@ -183,7 +145,7 @@ impl Files {
 
     /// Returns the word that the file with this tag has at a byte offset, a multiple of 8.
     pub fn word(&self, tag: u64, at: u64) -> u64 {
-        word_of(&lock(&self.written), tag, at)
+        lock(&self.stored).file(tag).word(at)
     }
 
     /// Takes a request to write from the engine, whose pages the device reads when the write ends.
@@ -227,9 +189,9 @@ impl Files {
         let Write { request, mut early } = write;
         let (pages, bytes) = (request.pages(), request.bytes());
         let wanted = pages.end - pages.start;
-        let done = (0..wanted).find(|_| !self.writes.allow()).unwrap_or(wanted);
+        let done = self.writes.allow_first(wanted);
         let end = bytes.end.min((pages.start + done) << request.page_shift());
-        let mut written = lock(&self.written);
+        let mut stored = lock(&self.stored);
         for (page, pfn) in frames_of(&request).take_while(|(page, _)| page * FRAME_SIZE < end) {
             let new = early.remove(&page).unwrap_or_else(|| load(machine.platform().direct_map(), pfn));
             let at = page * FRAME_SIZE;
@@ -241,12 +203,12 @@ impl Files {
                 Contents::of((0..WORDS).map(|nth| {
                     let word = at + 8 * nth as u64;
                     let kept = u64::MAX.checked_shl(8 * end.saturating_sub(word).min(8) as u32).unwrap_or(0);
-                    new.word(nth) & !kept | word_of(&written, request.tag(), word) & kept
+                    new.word(nth) & !kept | stored.file(request.tag()).word(word) & kept
                 }))
             };
-            written.insert((request.tag(), page), contents);
+            stored.write(request.tag(), page, contents);
         }
-        drop(written);
+        drop(stored);
         let finished = Finished { tag: request.tag(), wanted, done, folios: request.frames().count() };
         // SAFETY: the request came from the machine that runs on this hardware, and this device
         // reads its frames no more.
@@ -288,36 +250,30 @@ impl Files {
     fn finish<'m, P: Platform>(&self, machine: &'m Machine<'m, P>, request: ReadRequest) -> Finished {
         let pages = request.pages();
         let wanted = pages.end - pages.start;
-        let read = (0..wanted).find(|_| !self.reads.allow()).unwrap_or(wanted);
+        let read = self.reads.allow_first(wanted);
         let end = (pages.start + read) << request.page_shift();
         let mut at = pages.start << request.page_shift();
         let frames = request.frames().flat_map(|(first, count)| (0..count).map(move |i| first.add(i)));
+        let stored = lock(&self.stored);
+        let file = stored.file(request.tag());
         for pfn in frames {
             // SAFETY: the request's frames are the host's alone until the request ends, and words
             // of any value are initialised.
             let to = unsafe { &mut *machine.frames().at(pfn.addr()).cast::<[u64; WORDS]>().as_ptr() };
             if at < end {
-                self.read(request.tag(), at / FRAME_SIZE, to);
+                file.read(at / FRAME_SIZE, to);
             } else {
                 // A read that fails leaves garbage.
                 to.fill(!0);
             }
             at += FRAME_SIZE;
         }
+        drop(stored);
         let finished = Finished { tag: request.tag(), wanted, done: read, folios: request.frames().count() };
         // SAFETY: the request came from the machine that runs on this hardware, and the pages that
         // were read have their contents.
         unsafe { page_cache::finish_read(machine, request, read) };
         finished
-    }
-
-    /// Reads a page of 4 KiB.
-    fn read(&self, tag: u64, page: u64, to: &mut [u64; WORDS]) {
-        match lock(&self.written).get(&(tag, page)) {
-            Some(Contents::Filled(word)) => to.fill(*word),
-            Some(Contents::Words(words)) => *to = **words,
-            None => (page * FRAME_SIZE..).step_by(8).zip(to).for_each(|(at, word)| *word = unwritten(tag, at)),
-        }
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<ReadRequest>> {

@@ -26,6 +26,20 @@ struct State {
     rng: Rng,
 }
 
+impl State {
+    fn allow(&mut self) -> bool {
+        self.requests += 1;
+        let refuse = match self.refusal {
+            Refusal::Never => false,
+            Refusal::Nth(n) => self.requests == n,
+            Refusal::From(n) => self.requests >= n,
+            Refusal::Percent(p) => self.rng.percent(p),
+        };
+        self.refused += u64::from(refuse);
+        !refuse
+    }
+}
+
 /// Decides about each request.
 #[derive(Debug)]
 pub(crate) struct Injector(Mutex<State>);
@@ -50,17 +64,13 @@ impl Injector {
     }
 
     pub fn allow(&self) -> bool {
-        self.with(|s| {
-            s.requests += 1;
-            let refuse = match s.refusal {
-                Refusal::Never => false,
-                Refusal::Nth(n) => s.requests == n,
-                Refusal::From(n) => s.requests >= n,
-                Refusal::Percent(p) => s.rng.percent(p),
-            };
-            s.refused += u64::from(refuse);
-            !refuse
-        })
+        self.with(State::allow)
+    }
+
+    /// Makes `count` requests, or fewer: none after one that is refused. Returns the number of
+    /// those that are not.
+    pub fn allow_first(&self, count: u64) -> u64 {
+        self.with(|state| (0..count).find(|_| !state.allow()).unwrap_or(count))
     }
 }
 
