@@ -103,7 +103,7 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<Option<PagesToMap>, ObjectError> {
         let mut found = PagesToMap { first: page, runs: ArrayVec::new() };
         let got = self.with_page(page, memcg, true, FolioLimits::new(self, advice), |state, pfn| {
-            self.find_around((page, pfn), &window, &around, state, &mut found);
+            find_around(self, (page, pfn), (&window, &around), state, &mut found);
             // The descriptors of folios that lie apart are fetched side by side.
             found.runs.iter().skip(1).for_each(|run| self.machine.frames().prefetch(run.pfn));
             for (i, run) in found.runs.iter().enumerate() {
@@ -116,48 +116,47 @@ impl<P: Platform> Object<'_, P> {
         })?;
         Ok(got.transpose()?.map(|()| found))
     }
+}
 
-    /// Finds the pages that [`Object::pages_to_map`] returns.
-    fn find_around(
-        &self,
-        (page, pfn): (u64, Pfn),
-        window: &Range<u64>,
-        around: &Range<u64>,
-        state: &LockedState,
-        found: &mut PagesToMap,
-    ) {
-        let frames = self.machine.frames();
-        let step = 1 << self.head().page_order;
-        let end = window.end.min(state.size.div_ceil(1 << self.page_shift()));
-        let around = around.start.max(window.start)..around.end.min(end);
-        let resident = |page: u64| match state.index.find(frames, page) {
-            Some(Entry::Resident(pfn)) => Some(pfn),
-            _ => None,
-        };
-        // Most pages lie in a folio that is in the object from its first page on.
-        let (head, frame) = frames.head(pfn);
-        let index = (pfn.0 - head.0) / step;
-        let last = page + u64::from((1 << frame.order()) / step - index);
-        let end = around.end.max(last.min(end));
-        let run_from = |start: u64| {
-            let pfn = Pfn(pfn.0 - (page - start) as u32 * step);
-            FrameRun { pfn, pages: state.index.resident_run(frames, start..end, pfn, step) }
-        };
-        let mut own = page.saturating_sub(index.into()).max(window.start);
-        let mut run = run_from(own);
-        if own + u64::from(run.pages) <= page {
-            (own, run) = (page, run_from(page));
-        }
-        let mut at = own;
-        while at > around.start && resident(at - 1).is_some() {
-            at -= 1;
-        }
-        found.first = at;
-        while at < around.end
-            && let Some(run) = if at == own { Some(run) } else { resident(at).map(|pfn| FrameRun { pfn, pages: 1 }) }
-        {
-            found.push(run, step);
-            at += u64::from(run.pages);
-        }
+/// Finds the pages that [`Object::pages_to_map`] returns.
+fn find_around<P: Platform>(
+    object: &Object<'_, P>,
+    (page, pfn): (u64, Pfn),
+    (window, around): (&Range<u64>, &Range<u64>),
+    state: &LockedState,
+    found: &mut PagesToMap,
+) {
+    let frames = object.machine.frames();
+    let step = 1 << object.head().page_order;
+    let end = window.end.min(state.size.div_ceil(1 << object.page_shift()));
+    let around = around.start.max(window.start)..around.end.min(end);
+    let resident = |page: u64| match state.index.find(frames, page) {
+        Some(Entry::Resident(pfn)) => Some(pfn),
+        _ => None,
+    };
+    // Most pages lie in a folio that is in the object from its first page on.
+    let (head, frame) = frames.head(pfn);
+    let index = (pfn.0 - head.0) / step;
+    let last = page + u64::from((1 << frame.order()) / step - index);
+    let end = around.end.max(last.min(end));
+    let run_from = |start: u64| {
+        let pfn = Pfn(pfn.0 - (page - start) as u32 * step);
+        FrameRun { pfn, pages: state.index.resident_run(frames, start..end, pfn, step) }
+    };
+    let mut own = page.saturating_sub(index.into()).max(window.start);
+    let mut run = run_from(own);
+    if own + u64::from(run.pages) <= page {
+        (own, run) = (page, run_from(page));
+    }
+    let mut at = own;
+    while at > around.start && resident(at - 1).is_some() {
+        at -= 1;
+    }
+    found.first = at;
+    while at < around.end
+        && let Some(run) = if at == own { Some(run) } else { resident(at).map(|pfn| FrameRun { pfn, pages: 1 }) }
+    {
+        found.push(run, step);
+        at += u64::from(run.pages);
     }
 }

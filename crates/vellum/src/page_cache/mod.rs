@@ -86,9 +86,8 @@ pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub use remove::RemovedPages;
 pub(crate) use survey::{PageLocation, PageState};
 pub(crate) use swap_in::ExistingPage;
-pub use write::errors::WriteErrors;
 pub(crate) use write::{WriteBatch, Writes};
-pub use write::{Writeback, finish_write};
+pub use write::{WriteErrors, Writeback, finish_write};
 
 pub(crate) use fill::{Lookup, shmem_orders};
 
@@ -107,7 +106,7 @@ use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::Backing;
 use index::Index;
 use mappers::Mappers;
-use write::errors::ErrorRecord;
+use write::ErrorRecord;
 
 /// The largest size of an object in bytes, as a file offset can express it (Linux:
 /// `MAX_LFS_FILESIZE`).

@@ -10,10 +10,13 @@
 //!
 //! [`Attrs::EXCLUSIVE`]: crate::arch::Attrs::EXCLUSIVE
 
-pub(super) mod errors;
+mod errors;
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
+
+pub(super) use errors::ErrorRecord;
+pub use errors::WriteErrors;
 
 use super::index::dirty::{Dirty, NextPage};
 use super::index::{Entry, FANOUT, last_node_of};
@@ -281,5 +284,23 @@ pub unsafe fn finish_write<'m, P: Platform>(machine: &'m Machine<'m, P>, request
         tally.add(part.pfn, part.pages.into());
         machine.put_folio(frames.head(part.pfn).0, 1, 0);
         machine.platform().resched();
+    }
+}
+
+impl WriteErrors {
+    /// Returns what a new opener of the file has seen of failed writes: all of them, but for those
+    /// since the last that any opener saw.
+    pub fn of<P: Platform>(object: &Object<'_, P>) -> Self {
+        object.head().write_errors.seen()
+    }
+
+    /// Reports writes of the object to the storage that failed since the opener last asked (Linux:
+    /// `file_check_and_advance_wb_err`). A host calls it at the end of `fsync` and `msync`.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotWritten`]: a write failed. The pages are clean all the same, and the
+    /// storage may have their old contents.
+    pub fn check<P: Platform>(&mut self, object: &Object<'_, P>) -> Result<(), ObjectError> {
+        if object.head().write_errors.show(self) { Err(ObjectError::NotWritten) } else { Ok(()) }
     }
 }

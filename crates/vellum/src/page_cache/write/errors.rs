@@ -8,9 +8,6 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::page_cache::{Object, ObjectError};
-use crate::platform::Platform;
-
 /// Bit of the record: an opener has seen the last failure.
 const SEEN: u64 = 1;
 /// Each failure adds this to the record, which has 63 bits for their number and does not wrap.
@@ -32,26 +29,18 @@ impl ErrorRecord {
     pub(in crate::page_cache) fn record(&self) {
         let _ = self.0.fetch_update(AcqRel, Acquire, |record| Some((record & !SEEN) + FAILURE));
     }
-}
 
-impl WriteErrors {
-    /// Returns what a new opener of the file has seen of failed writes: all of them, but for those
-    /// since the last that any opener saw.
-    pub fn of<P: Platform>(object: &Object<'_, P>) -> Self {
-        let record = object.head().write_errors.0.load(Acquire);
+    /// Returns what a new opener has seen: all failures, but for those since the last that any
+    /// opener saw.
+    pub(in crate::page_cache) fn seen(&self) -> WriteErrors {
+        let record = self.0.load(Acquire);
         let seen = if record & SEEN != 0 { record & !SEEN } else { (record & !SEEN).saturating_sub(FAILURE) };
         WriteErrors { seen }
     }
 
-    /// Reports writes of the object to the storage that failed since the opener last asked (Linux:
-    /// `file_check_and_advance_wb_err`). A host calls it at the end of `fsync` and `msync`.
-    ///
-    /// # Errors
-    /// [`ObjectError::NotWritten`]: a write failed. The pages are clean all the same, and the
-    /// storage may have their old contents.
-    pub fn check<P: Platform>(&mut self, object: &Object<'_, P>) -> Result<(), ObjectError> {
-        let record = object.head().write_errors.0.fetch_or(SEEN, AcqRel) & !SEEN;
-        let last = core::mem::replace(&mut self.seen, record);
-        if last == record { Ok(()) } else { Err(ObjectError::NotWritten) }
+    /// Returns whether there was a failure that an opener has not seen. It has, from now on.
+    pub(in crate::page_cache) fn show(&self, opener: &mut WriteErrors) -> bool {
+        let record = self.0.fetch_or(SEEN, AcqRel) & !SEEN;
+        core::mem::replace(&mut opener.seen, record) != record
     }
 }
