@@ -386,6 +386,11 @@ impl Arch for Aarch64 {
     }
 
     #[inline]
+    fn set_hardware(&self, raw: u64) -> u64 {
+        raw & !(READ_ONLY | DIRTY_NOT_WRITABLE) | dirty_bits(raw & WRITE != 0, true) | ACCESSED
+    }
+
+    #[inline]
     fn clear_hardware(&self, raw: u64, cleared: Attrs, _level: u8) -> u64 {
         let mut raw = raw;
         if cleared.contains(Attrs::ACCESSED) {

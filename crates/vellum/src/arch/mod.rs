@@ -250,6 +250,12 @@ pub trait Arch: Copy + Send + Sync + 'static {
         new & !Self::HARDWARE | old & Self::HARDWARE
     }
 
+    /// Returns a leaf PTE with all of [`Attrs::HARDWARE`]. The PTE stays in its cont block.
+    #[inline]
+    fn set_hardware(&self, raw: u64) -> u64 {
+        raw | Self::HARDWARE
+    }
+
     /// Returns a leaf PTE without those of [`Attrs::HARDWARE`] that are in `cleared` (Linux:
     /// `pte_mkold`, `pte_mkclean`). The PTE stays in its cont block.
     #[inline]

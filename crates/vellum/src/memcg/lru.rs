@@ -45,9 +45,9 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
 
     /// Isolates one folio, if it is on `list`: see `Lruvec::isolate_one`. Takes its lruvec's
     /// lock.
-    pub(crate) fn isolate_one(self, pfn: Pfn, list: LruList) -> bool {
-        let lruvec = LruvecId::unpack(self.frames.frame(pfn).lruvec());
-        self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, pfn, list)
+    pub(crate) fn isolate_one(self, folio: (Pfn, &Frame), list: LruList) -> bool {
+        let lruvec = LruvecId::unpack(folio.1.lruvec());
+        self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, folio, list)
     }
 
     /// Isolates the anonymous folio whose first frame is `pfn`, if it is on a list from which
@@ -72,7 +72,7 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
             if !isolates || !self.frames.try_get(pfn, frame, 1, 0) {
                 return None;
             }
-            lists.remove(self.frames, pfn, packed)?;
+            lists.remove(self.frames, (pfn, frame), packed)?;
             Some((frame, 1 << state.order()))
         };
         self.memcgs.with_lruvec(self.frames, LruvecId::unpack(packed), isolate).flatten()
@@ -154,7 +154,7 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
     pub(crate) fn isolate_folio(self, head: Pfn) -> bool {
         let frame = self.frames.frame(head);
         let mut lists = self.memcgs.lruvec(LruvecId::unpack(frame.lruvec())).lock(self.frames.platform());
-        lists.remove(self.frames, head, frame.lruvec()).is_some()
+        lists.remove(self.frames, (head, frame), frame.lruvec()).is_some()
     }
 
     /// Queues a folio to be split if it is partially mapped, and not queued already. Callers use

@@ -219,10 +219,14 @@ impl Lruvec {
     /// `packed` is the word of the folio's descriptor that names its lruvec and list
     /// ([`LruvecId::pack`]), as the caller read it under the lruvec's lock. Returns the list.
     #[inline(always)]
-    pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, packed: u32) -> Option<LruList> {
-        let frame = frames.frame(pfn);
+    pub(super) fn remove<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        (pfn, frame): (Pfn, &Frame),
+        packed: u32,
+    ) -> Option<LruList> {
         let list = LruList::unpack(packed)?;
-        self.lru[list as usize].remove(frames, pfn);
+        self.lru[list as usize].cut(frames, &Cut::one(pfn, frame));
         self.pages[list as usize] -= 1 << frame.order();
         frame.set_lruvec(packed & LruvecId::MASK);
         Some(list)
@@ -249,7 +253,7 @@ impl Lruvec {
     pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);
         let packed = frame.lruvec();
-        self.remove(frames, pfn, packed);
+        self.remove(frames, (pfn, frame), packed);
         frame.set_lruvec(LruvecId::unpack(packed).pack(Some(list)));
         self.add(frames, (pfn, frame), frame.order(), list);
     }
@@ -257,12 +261,16 @@ impl Lruvec {
     /// Isolates a folio, if it is on `list` of this lruvec: removes it from the list and takes a
     /// reference for the caller. The caller keeps the folio's other references from being dropped
     /// meanwhile. Returns whether the folio was on the list.
-    pub(crate) fn isolate_one<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) -> bool {
-        let frame = frames.frame(pfn);
+    pub(crate) fn isolate_one<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        (pfn, frame): (Pfn, &Frame),
+        list: LruList,
+    ) -> bool {
         let packed = frame.lruvec();
         let is_listed = LruList::unpack(packed) == Some(list);
         if is_listed {
-            self.remove(frames, pfn, packed);
+            self.remove(frames, (pfn, frame), packed);
             frames.get_counts(pfn, frame, 1, 0);
         }
         is_listed

@@ -106,7 +106,7 @@ impl<'p> Memcgs<'p> {
             lists.deferred.remove(frames, head.add(1));
         }
         let lazyfree = if frame.has(flag::LAZYFREE) { flag::LAZYFREE } else { 0 };
-        lists.remove(frames, head, frame.lruvec());
+        lists.remove(frames, (head, frame), frame.lruvec());
         for Piece { offset, order, mapped } in mapped.pieces() {
             let pfn = head.add(offset);
             for tail in 1..1 << order {

@@ -144,7 +144,7 @@ fn drop_batch<'f, P: Platform>(
     }
     let (mut nodes, mut dropped) = (FreedNodes::new(), ArrayVec::<_, MAX_BATCH>::new());
     let mut state = object.lock();
-    let (mut tried, mut pages) = (0, 0);
+    let (mut tried, mut pages, mut node) = (0, 0, None);
     for (head, frame) in folios.take(MAX_BATCH) {
         tried += 1;
         // Other CPUs take references to the object's pages under its lock only, and those that find
@@ -155,7 +155,7 @@ fn drop_batch<'f, P: Platform>(
                 && allows(machine.platform(), FailPoint::Unpinned)
         };
         let (own, of_folio) = (pages_of(object, frame), (head, 1 << page_order, ends_wanted));
-        let removed = state.index.remove_clean(frames, own.clone(), of_folio, is_unshared, &mut nodes);
+        let removed = state.index.remove_clean(frames, &mut node, own.clone(), of_folio, is_unshared, &mut nodes);
         if removed > 0 {
             if let Some(times) = &mut times {
                 times.add(frame, own, u64::from(removed) << page_order);

@@ -174,8 +174,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
             machine.platform().resched();
         }
         copies.finish(machine);
-        let moved =
-            isolated.putback(machine, folios.iter().map(|head| (head, 1 << machine.frames().frame(head).order())));
+        let folios = folios.iter().map(|head| (head, machine.frames().frame(head)));
+        let moved = isolated.putback(machine, folios.map(|(head, frame)| (head, frame, 1 << frame.order())));
         // The frames that this freed may be in a CPU's cache.
         machine.frames().drain();
         let is_empty = pageblock.release();

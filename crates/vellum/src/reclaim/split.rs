@@ -108,13 +108,14 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         // The isolation's reference keeps the folio from being freed, so the folio is queued before
         // the isolation ends.
         machine.lru().defer_if_partial(victim.head);
-        let freed = isolated.putback(machine, [(victim.head, victim.frames)].into_iter());
+        let freed = isolated.putback(machine, machine.frames().folios(victim.head, victim.frames));
         freed.saturating_sub(copies.finish(machine))
     }
 }
 
-/// Drops a reference to each folio, and frees those that have no other. Returns the number of pages
-/// freed.
-fn put_all<P: Platform>(machine: &Machine<'_, P>, folios: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+/// Drops a reference to each folio of these ranges of frames, and frees those that have no other.
+/// Returns the number of pages freed.
+fn put_all<P: Platform>(machine: &Machine<'_, P>, ranges: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+    let folios = ranges.flat_map(|(first, count)| machine.frames().folios(first, count));
     free_unmapped(machine, folios, |head, frame| machine.frames().put(head, frame, 1, 0).refs == 0, |_, _| ())
 }

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, fence};
 
 use super::run::Cont;
 use super::{LockedTable, Run};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Kind};
 use crate::platform::{Event, Platform, trace};
 
 /// The result of comparing consecutive entries with a [`Sequence`].
@@ -111,9 +111,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// need not be read.
     #[inline]
     pub(crate) fn run_ignoring_accessed_dirty(&self, va: u64, end: u64) -> Option<Run> {
-        let arch = &self.tables.arch;
-        let full = |raw| arch.attrs(raw, self.level) | Attrs::HARDWARE;
-        self.read_run(va, end, |raw| arch.leaf(arch.leaf_addr(raw, self.level), full(raw), self.level))
+        self.read_run(va, end, |raw| self.tables.arch.set_hardware(raw))
     }
 
     /// Returns the run at `va`. If it is a run of leaf PTEs, `taken` converts the first one to the
@@ -188,6 +186,16 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         mut each: impl FnMut(usize, &[AtomicU64]),
     ) -> Match {
         let expected = Sequence { first, step: self.tables.arch.step(first, self.level) };
+        // In memory that is in pieces, most runs are one PTE long: the next one shows that.
+        if let [one, rest @ ..] = &self.entries()[index..index + most] {
+            let next = rest.first().map_or(0, |next| next.load(Relaxed));
+            let differing = one.load(Relaxed) ^ first;
+            let differs = |bits: u64| bits & !P::Arch::HARDWARE != 0;
+            if next & P::Arch::CONT == 0 && differs(next ^ expected.at(1)) && !differs(differing) {
+                each(index, core::slice::from_ref(one));
+                return Match { len: 1, differing, cont: 0 };
+            }
+        }
         let mut all = Match { len: 0, differing: 0, cont: 0 };
         loop {
             let next = expected.skip(all.len);

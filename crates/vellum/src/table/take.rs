@@ -247,8 +247,10 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     pub(crate) fn take_run(&self, run: &Run) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
-        self.cont().unfold_at(index);
-        self.cont().unfold_at(index + run.len);
+        if run.cont != Cont::None {
+            self.cont().unfold_at(index);
+            self.cont().unfold_at(index + run.len);
+        }
         if self.level > 1 {
             fence(Release);
         }

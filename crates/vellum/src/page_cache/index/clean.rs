@@ -2,14 +2,24 @@
 //! dropped.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{
-    DIRTY, FRAME, FreedNodes, Index, READING, WANTED, WRITEBACK, are_in_a_row, for_each_entry, frame_word, index_at,
+    DIRTY, FRAME, FreedNodes, Index, Node, READING, WANTED, WRITEBACK, are_in_a_row, for_each_entry, frame_word,
+    index_at, last_node_of,
 };
 use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::Platform;
+
+/// A node of the last level, which stays in the index as long as the object's lock is held and no
+/// page is removed but through this.
+pub(in crate::page_cache) struct CachedNode<'f, 'p, P: Platform> {
+    number: u64,
+    node: Node<'f, 'p, P>,
+    /// The number of entries that are not 0.
+    live: &'f AtomicU32,
+}
 
 impl Index {
     /// Ends the read of `pages`, all of which have their entries in one node. Each page has `step`
@@ -39,24 +49,31 @@ impl Index {
     /// these frames. Each page has `step` frames, and `first` is the first frame of the first page.
     /// `may_remove` gets their number, and returns whether they may be removed. If a CPU wants one
     /// of them, none is removed, and, with `ends_wanted`, none counts as wanted any more. Adds
-    /// nodes that became empty to `freed`. Returns the number of pages that were removed.
-    pub(in crate::page_cache) fn remove_clean<P: Platform>(
+    /// nodes that became empty to `freed`. `cache` is the node of the last call under this hold of
+    /// the object's lock. Returns the number of pages that were removed.
+    pub(in crate::page_cache) fn remove_clean<'f, 'p, P: Platform>(
         &mut self,
-        frames: &Frames<'_, P>,
+        frames: &'f Frames<'p, P>,
+        cache: &mut Option<CachedNode<'f, 'p, P>>,
         pages: Range<u64>,
         (first, step, ends_wanted): (Pfn, u32, bool),
         may_remove: impl FnOnce(u32) -> bool,
         freed: &mut FreedNodes,
     ) -> u32 {
-        let Some(node) = self.last_node(frames, pages.start) else { return 0 };
+        let number = last_node_of(pages.start);
+        if cache.as_ref().is_none_or(|cached| cached.number != number) {
+            let node = self.last_node(frames, pages.start);
+            *cache = node.map(|node| CachedNode { number, live: frames.frame(node.at).link(1), node });
+        }
+        let Some(CachedNode { node, live, .. }) = cache else { return 0 };
         let entries = node.entries(&pages);
-        if are_in_a_row(entries, frame_word(first), step, 0) && node.live_count() > entries.len() as u32 {
+        if are_in_a_row(entries, frame_word(first), step, 0) && live.load(Relaxed) > entries.len() as u32 {
             let count = entries.len() as u32;
             if !may_remove(count) {
                 return 0;
             }
             for_each_entry(entries, |entry| entry.store(0, Relaxed));
-            frames.frame(node.at).link(1).store(node.live_count() - count, Relaxed);
+            live.store(live.load(Relaxed) - count, Relaxed);
             self.pages -= u64::from(count);
             return count;
         }
@@ -76,8 +93,8 @@ impl Index {
             return 0;
         }
         // The last page of a node is removed as a page is, with the nodes that are empty then.
-        let live = node.live_count();
-        let is_last = live == count;
+        let before = live.load(Relaxed);
+        let is_last = before == count;
         let cleared = if is_last { pages.start..last } else { pages };
         for (word, plain) in node.entries(&cleared).iter().zip(plains()) {
             if word.load(Relaxed) == plain {
@@ -85,9 +102,10 @@ impl Index {
             }
         }
         let cleared = count - u32::from(is_last);
-        frames.frame(node.at).link(1).store(live - cleared, Relaxed);
+        live.store(before - cleared, Relaxed);
         self.pages -= u64::from(cleared);
         if is_last {
+            *cache = None;
             self.remove(frames, last, freed);
         }
         count

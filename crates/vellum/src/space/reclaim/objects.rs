@@ -40,7 +40,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
             }
             let has_room = self.evict(isolated, &folios);
-            isolated.putback(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
+            isolated.putback(machine, folios.iter().map(|&(head, frame)| (head, frame, 1 << frame.order())));
             if !has_room {
                 return;
             }
@@ -52,20 +52,24 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// if there is no room in swap; then some folios were not tried. No lock is held.
     fn evict(self, isolated: IsolationBatch, folios: &[(Pfn, &Frame)]) -> bool {
         let machine = self.machine();
-        let mut rest = folios.iter().filter(|(_, frame)| !isolated.is_locked(frame)).copied().peekable();
+        let mut rest = folios;
         let mut has_room = true;
-        while let Some((head, frame)) = rest.peek().copied() {
+        while let [(head, frame), after @ ..] = rest {
+            if isolated.is_locked(frame) {
+                rest = after;
+                continue;
+            }
             let Some(object) = Object::from_folio(machine, frame) else {
                 // Another CPU has removed it from its object.
                 if isolated.cleared(frame) > 0 {
-                    isolated.end_cleared(machine, head, frame);
+                    isolated.end_cleared(machine, *head, frame);
                 }
-                rest.next();
+                rest = after;
                 continue;
             };
-            let count = rest.clone().take_while(|(_, frame)| object.owns(frame)).count().max(1);
-            let of_object = rest.clone().take(count);
-            let cleared = of_object.clone().filter(|(_, frame)| isolated.cleared(frame) > 0);
+            let is_next = |(_, frame): &&(_, &Frame)| object.owns(frame) && !isolated.is_locked(frame);
+            let (of_object, others) = rest.split_at(rest.iter().take_while(is_next).count().max(1));
+            let cleared = of_object.iter().copied().filter(|(_, frame)| isolated.cleared(frame) > 0);
             let dropped = Cell::new(0);
             drop_unused(
                 &object,
@@ -77,12 +81,12 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                     dropped.set(dropped.get() + 1);
                 },
             );
-            if dropped.get() < count {
+            if dropped.get() < of_object.len() {
                 cleared.for_each(|(head, frame)| isolated.end_cleared(machine, head, frame));
-                let left = of_object.filter(|(_, frame)| !isolated.is_dropped(frame));
+                let left = of_object.iter().copied().filter(|(_, frame)| !isolated.is_dropped(frame));
                 has_room = has_room && object.evict(left, true).is_ok();
             }
-            rest.by_ref().take(count).for_each(drop);
+            rest = others;
         }
         has_room
     }
@@ -143,8 +147,9 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                     break;
                 }
                 let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
-                let is_isolated =
-                    frame.has(flag::OBJECT) && is_alone && machine.lru().isolate_one(head, LruList::evictable(frame));
+                let is_isolated = frame.has(flag::OBJECT)
+                    && is_alone
+                    && machine.lru().isolate_one((head, frame), LruList::evictable(frame));
                 if is_isolated {
                     isolated.add(frame);
                     folios.push((head, frame));

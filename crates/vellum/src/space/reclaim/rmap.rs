@@ -98,9 +98,10 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     /// Returns whether the PTEs of a run can be cleared without loss: the VMA is not registered
     /// with a userfaultfd, and, if soft-dirty tracking covers it, the PTEs are not soft-dirty.
     pub(super) fn is_redundant(self, vma: &Vma, run: &Run) -> bool {
-        let mut recorded = VmaFlags::UFFD_FLAGS;
-        recorded.set(VmaFlags::SOFT_DIRTY_CLEARED, run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY));
-        !vma.flags.intersects(recorded)
+        // Only the VMA is looked at, mostly.
+        let records =
+            vma.flags.contains(VmaFlags::SOFT_DIRTY_CLEARED) && run.attrs(self.arch()).contains(Attrs::SOFT_DIRTY);
+        !records && !vma.flags.intersects(VmaFlags::UFFD_FLAGS)
     }
 
     /// Clears the PTEs at the start of a run that map object folios of the batch `isolated`, and
