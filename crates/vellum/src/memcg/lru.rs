@@ -1,6 +1,7 @@
 //! The LRU lists and the deferred-split queues, as reclaim and faults use them: each method takes
 //! the lock of the lruvec that has the folio.
 
+use super::isolate::Isolator;
 use super::lruvec::{IsolateLimit, ListSize, PerCpuLruvec};
 use super::{LruList, LruvecId, MemcgId, Memcgs};
 use crate::addr::Pfn;
@@ -43,11 +44,9 @@ impl<'a, 'p, P: Platform> Lru<'a, 'p, P> {
         self.memcgs.with_lruvec(self.frames, lruvec, isolate).unwrap_or(0)
     }
 
-    /// Isolates one folio, if it is on `list`: see `Lruvec::isolate_one`. Takes its lruvec's
-    /// lock.
-    pub(crate) fn isolate_one(self, folio: (Pfn, &Frame), list: LruList) -> bool {
-        let lruvec = LruvecId::unpack(folio.1.lruvec());
-        self.memcgs.lruvec(lruvec).lock(self.frames.platform()).isolate_one(self.frames, folio, list)
+    /// Returns a value that isolates folios one after the other, and holds no lock yet.
+    pub(crate) fn isolator(self) -> Isolator<'a, 'p, P> {
+        Isolator::new(self.frames, self.memcgs)
     }
 
     /// Isolates the anonymous folio whose first frame is `pfn`, if it is on a list from which

@@ -258,22 +258,12 @@ impl Lruvec {
         self.add(frames, (pfn, frame), frame.order(), list);
     }
 
-    /// Isolates a folio, if it is on `list` of this lruvec: removes it from the list and takes a
-    /// reference for the caller. The caller keeps the folio's other references from being dropped
-    /// meanwhile. Returns whether the folio was on the list.
-    pub(crate) fn isolate_one<P: Platform>(
-        &mut self,
-        frames: &Frames<'_, P>,
-        (pfn, frame): (Pfn, &Frame),
-        list: LruList,
-    ) -> bool {
-        let packed = frame.lruvec();
-        let is_listed = LruList::unpack(packed) == Some(list);
-        if is_listed {
-            self.remove(frames, (pfn, frame), packed);
-            frames.get_counts(pfn, frame, 1, 0);
-        }
-        is_listed
+    /// Removes the folios of `cut`, which are neighbours on `list` and have `pages` frames, from
+    /// that list. Their descriptors do not name it any more.
+    #[inline]
+    pub(super) fn remove_all<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut, list: LruList, pages: u32) {
+        self.lru[list as usize].cut(frames, cut);
+        self.pages[list as usize] -= pages;
     }
 
     /// Isolates folios from the old end of a list, within `limit` (Linux: `isolate_lru_folios`).
@@ -324,8 +314,7 @@ impl Lruvec {
         pages: u32,
     ) {
         if let Some(list) = list {
-            self.lru[list as usize].cut(frames, cut);
-            self.pages[list as usize] -= pages;
+            self.remove_all(frames, cut, list, pages);
         }
         self.stock += pages;
     }

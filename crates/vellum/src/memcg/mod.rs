@@ -16,6 +16,7 @@
 //! | `charge` | counters, limits, stocks |
 //! | `dirty` | dirty pages of files: numbers, limits, the turns of tasks that make more |
 //! | `host` | memory of a host's own structures |
+//! | `isolate` | isolating folios that a page table maps |
 //! | `lru` | LRU lists and deferred-split queues, as reclaim and faults use them |
 //! | `lruvec` | a per-CPU lruvec: LRU lists and stock |
 //! | `list_move` | moving folios between LRU lists in batches |
@@ -30,6 +31,7 @@ mod charge;
 mod dirty;
 mod hold;
 mod host;
+mod isolate;
 mod list_move;
 mod lru;
 mod lruvec;

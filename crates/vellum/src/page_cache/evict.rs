@@ -45,7 +45,8 @@ impl<P: Platform> Object<'_, P> {
             });
         }
         let mut times = Dropped::new(self.machine, self.serial());
-        drop_unused(self, folios.clone(), (ends_wanted, Some(&mut times)), |_| 0, |_| ());
+        let unmapped = folios.clone().map(|(head, frame)| (head, frame, 0));
+        drop_unused(self, unmapped, (ends_wanted, Some(&mut times)), |_| ());
         if has_dirty && changes == Changes::InMemory {
             // Those that were dropped have no page in the index any more, and are passed over.
             folios.filter(|(_, frame)| has_dirty_pages(self, frame)).try_for_each(&mut swap_out)?;
@@ -55,20 +56,19 @@ impl<P: Platform> Object<'_, P> {
 }
 
 /// Drops those of some isolated folios of an object with a store whose contents the storage has and
-/// which have no use but that of the object, the isolation, and as many PTEs as `cleared` returns
-/// for the folio: the caller has cleared these and flushed, and the folio's counts have them still.
-/// A folio for which that is not 0 is passed to `dropped` when it is dropped, and keeps its counts:
-/// the caller frees it whatever they are. Keeps the times of dropped folios in `times`: reclaim has
-/// it, and a program that asks for its pages to be dropped does not, as they are no working set.
-/// Drops no folio of another object. No lock is held.
+/// which have no use but that of the object, the isolation, and as many PTEs as the number that
+/// comes with the folio: the caller has cleared these and flushed, and the folio's counts have them
+/// still. A folio for which that is not 0 is passed to `dropped` when it is dropped, and keeps its
+/// counts: the caller frees it whatever they are. Keeps the times of dropped folios in `times`:
+/// reclaim has it, and a program that asks for its pages to be dropped does not, as they are no
+/// working set. Drops no folio of another object. No lock is held.
 pub(crate) fn drop_unused<'f, P: Platform>(
     object: &Object<'_, P>,
-    mut folios: impl Iterator<Item = (Pfn, &'f Frame)>,
+    mut folios: impl Iterator<Item = (Pfn, &'f Frame, u32)>,
     (ends_wanted, mut times): (bool, Option<&mut Dropped<'_, '_, P>>),
-    cleared: impl Fn(&Frame) -> u32,
     dropped: impl Fn(&Frame),
 ) {
-    while drop_batch(object, &mut folios, (ends_wanted, times.as_deref_mut()), (&cleared, &dropped)) {
+    while drop_batch(object, &mut folios, (ends_wanted, times.as_deref_mut()), &dropped) {
         object.machine.platform().resched();
     }
 }
@@ -96,7 +96,7 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
             continue;
         }
         drop(state);
-        drop_batch(object, &mut core::iter::once((head, frame)), (true, None), (|_| 0, |_| ()));
+        drop_batch(object, &mut core::iter::once((head, frame, 0)), (true, None), |_| ());
         machine.put_folio(head, 1, 0);
         page = folio.end.max(page);
         machine.platform().resched();
@@ -127,15 +127,15 @@ fn pages_of<P: Platform>(object: &Object<'_, P>, frame: &Frame) -> Range<u64> {
 
 /// Removes the first of these folios, to each of which the caller has a reference, from an object
 /// with a store (Linux: `__remove_mapping`). Their contents are in the host's storage. Leaves those
-/// that have dirty pages, that a PTE maps, except as many as `cleared` returns, or to which there
-/// are other references, and all while the object's gate is closed (INV-21). Keeps the times of
-/// those that it removes in `times`, if it is there. Returns whether there may be more folios.
-/// Takes the object's lock.
+/// that have dirty pages, that a PTE maps, except as many as the number that comes with the folio,
+/// or to which there are other references, and all while the object's gate is closed (INV-21).
+/// Keeps the times of those that it removes in `times`, if it is there. Returns whether there may
+/// be more folios. Takes the object's lock.
 fn drop_batch<'f, P: Platform>(
     object: &Object<'_, P>,
-    folios: &mut impl Iterator<Item = (Pfn, &'f Frame)>,
+    folios: &mut impl Iterator<Item = (Pfn, &'f Frame, u32)>,
     (ends_wanted, mut times): (bool, Option<&mut Dropped<'_, '_, P>>),
-    (cleared, on_drop): (impl Fn(&Frame) -> u32, impl Fn(&Frame)),
+    on_drop: impl Fn(&Frame),
 ) -> bool {
     let (machine, frames) = (object.machine, object.machine.frames());
     let page_order = object.head().page_order;
@@ -145,11 +145,10 @@ fn drop_batch<'f, P: Platform>(
     let (mut nodes, mut dropped) = (FreedNodes::new(), ArrayVec::<_, MAX_BATCH>::new());
     let mut state = object.lock();
     let (mut tried, mut pages, mut node) = (0, 0, None);
-    for (head, frame) in folios.take(MAX_BATCH) {
+    for (head, frame, maps) in folios.take(MAX_BATCH) {
         tried += 1;
         // Other CPUs take references to the object's pages under its lock only, and those that find
         // the folio in another way do not use its contents.
-        let maps = cleared(frame);
         let is_unshared = |present| {
             frame.counts() == Counts { refs: present + 1 + maps, maps }
                 && allows(machine.platform(), FailPoint::Unpinned)

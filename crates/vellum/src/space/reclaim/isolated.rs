@@ -111,8 +111,9 @@ impl IsolationBatch {
     }
 
     /// Ends the isolation of these folios, each with its size in frames: frees those that have no
-    /// mapping and no reference except the isolation's, and puts the rest back on their LRU lists (Linux: `folio_putback_lru`). Returns the number of 4 KiB pages freed.
-    /// The caller holds no lock.
+    /// mapping and no reference except the isolation's, and puts the rest back on their LRU lists
+    /// (Linux: `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller holds no
+    /// lock.
     #[inline(never)]
     pub(crate) fn putback<'f, P: Platform>(
         self,

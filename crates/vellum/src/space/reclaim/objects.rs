@@ -69,20 +69,17 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             };
             let is_next = |(_, frame): &&(_, &Frame)| object.owns(frame) && !isolated.is_locked(frame);
             let (of_object, others) = rest.split_at(rest.iter().take_while(is_next).count().max(1));
-            let cleared = of_object.iter().copied().filter(|(_, frame)| isolated.cleared(frame) > 0);
+            let cleared = of_object.iter().filter_map(|&(head, frame)| match isolated.cleared(frame) {
+                0 => None,
+                cleared => Some((head, frame, cleared)),
+            });
             let dropped = Cell::new(0);
-            drop_unused(
-                &object,
-                cleared.clone(),
-                (true, None),
-                |frame| isolated.cleared(frame),
-                |frame| {
-                    isolated.set_unmapped(frame, true);
-                    dropped.set(dropped.get() + 1);
-                },
-            );
+            drop_unused(&object, cleared.clone(), (true, None), |frame| {
+                isolated.set_unmapped(frame, true);
+                dropped.set(dropped.get() + 1);
+            });
             if dropped.get() < of_object.len() {
-                cleared.for_each(|(head, frame)| isolated.end_cleared(machine, head, frame));
+                cleared.for_each(|(head, frame, _)| isolated.end_cleared(machine, head, frame));
                 let left = of_object.iter().copied().filter(|(_, frame)| !isolated.is_dropped(frame));
                 has_room = has_room && object.evict(left, true).is_ok();
             }
@@ -118,6 +115,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         let may_clear = vma.state == State::Live && !vma.flags.contains(VmaFlags::LOCKED);
         let end = table.hold_end(part);
         let (mut at, mut runs, mut cleared) = (part.start, 0, 0);
+        let mut isolator = machine.lru().isolator();
         while at < end
             && runs < MAX_RUNS_PER_HOLD
             && folios.remaining_capacity() > 0
@@ -149,7 +147,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 let is_alone = pages == 1 << frame.order() && frame.counts().maps == pages;
                 let is_isolated = frame.has(flag::OBJECT)
                     && is_alone
-                    && machine.lru().isolate_one((head, frame), LruList::evictable(frame));
+                    && isolator.isolate((head, frame, pages), LruList::evictable(frame));
                 if is_isolated {
                     isolated.add(frame);
                     folios.push((head, frame));
@@ -166,6 +164,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             }
             clear(first..searched);
         }
+        drop(isolator);
         self.tables().slot().add(SpaceCounter::File, -cleared);
         table.unlock(gather);
         at.max(part.start)
