@@ -76,6 +76,18 @@ fn has_swap() -> bool {
     std::fs::read_to_string("/proc/swaps").unwrap().lines().any(|line| line.contains(OF_SWAPPED))
 }
 
+/// The length of a file, and the size of its disk, which no other test has.
+const ON_DISK: &str = "--size=38MiB";
+const OF_DISK: u64 = (2 * 38 + 64) << 20;
+
+fn has_disk() -> bool {
+    let is_disk = |device: std::io::Result<std::fs::DirEntry>| {
+        let size = std::fs::read_to_string(device.unwrap().path().join("disksize"));
+        size.is_ok_and(|size| size.trim() == OF_DISK.to_string())
+    };
+    std::fs::read_dir("/sys/block").unwrap().any(is_disk)
+}
+
 /// Returns why there can be no swap device, if so.
 fn no_swap() -> Option<&'static str> {
     let control = Path::new("/sys/class/zram-control/hot_add");
@@ -330,6 +342,19 @@ fn files_are_measured_on_a_disk_that_no_other_process_sees() {
     }
     assert_eq!(mounts(), before);
     assert!(settings.are_original());
+    if rows[0]["linux_ns"].is_null() {
+        return;
+    }
+    assert!(!has_disk());
+    for number in [libc::SIGINT, libc::SIGKILL] {
+        let args = [ON_DISK, "--runs=1000000", "--folios=64", "--arms=ascending", "--ops=fsync"];
+        let mut child = settings.command("files", &args).spawn().unwrap();
+        until("there is a disk", has_disk);
+        signal(&child, number);
+        assert_eq!(child.wait().unwrap().signal(), Some(number));
+        until("there is none", || !has_disk());
+    }
+    assert_eq!(mounts(), before);
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! Checks that `memcpy` copies exactly the bytes asked for, for every length and alignment.
+//! Checks that `memcpy` and `memset` write exactly the bytes asked for, for every length and
+//! alignment.
 
 use super::lab::{Checked, Lab, expect};
 use core::hint::black_box;
 
-/// Twice the most bytes that one step of any `memcpy` copies, and more.
+/// The most bytes that one step of any of them moves, and more.
 const MOST: usize = 70;
 /// Twice the number of alignments within a word.
 const PLACES: usize = 16;
@@ -15,13 +16,15 @@ pub fn story(_: &Lab) -> Checked {
     for (source, target) in (0..PLACES * PLACES).map(|pair| (pair / PLACES, pair % PLACES)) {
         for bytes in 0..=MOST {
             let mut to = [AROUND; 2 * PLACES + MOST];
-            let end = target + black_box(bytes);
-            to[target..end].copy_from_slice(&from[source..source + bytes]);
-            let right = to.iter().enumerate().all(|(at, byte)| match at.checked_sub(target) {
-                Some(into) if into < bytes => *byte == (source + into) as u8,
-                _ => *byte == AROUND,
-            });
-            expect("the copied bytes, and the bytes around them", right, true)?;
+            let written = target..target + black_box(bytes);
+            let is_right = |to: &[u8], expected: &dyn Fn(usize) -> u8| {
+                let expected = |at| if written.contains(&at) { expected(at - target) } else { AROUND };
+                to.iter().enumerate().all(|(at, byte)| *byte == expected(at))
+            };
+            to[written.clone()].copy_from_slice(&from[source..source + bytes]);
+            expect("the copied bytes, and the bytes around them", is_right(&to, &|at| (source + at) as u8), true)?;
+            to[written.clone()].fill(black_box(source as u8));
+            expect("the filled bytes, and the bytes around them", is_right(&to, &|_| source as u8), true)?;
         }
     }
     Ok(())

@@ -8,7 +8,7 @@
 //!
 //! | file | checks |
 //! |---|---|
-//! | [`copies`] | `memcpy` at every length and alignment |
+//! | [`copies`] | `memcpy` and `memset` at every length and alignment |
 //! | [`boot`] | from the memory map to the allocator |
 //! | [`sizes`] | 64 MiB in folios of each size: mapped, touched, unmapped |
 //! | [`zeros`] | the zero folio, and `MADV_DONTNEED` |

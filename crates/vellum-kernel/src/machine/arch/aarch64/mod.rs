@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `boot/devicetree` | the machine's device tree |
-//! | `memcpy` | moving large values |
+//! | `memory` | moving and filling large values |
 //! | `register` | access to system registers |
 //! | `vectors` | the exception vectors |
 
@@ -24,7 +24,7 @@ pub mod interrupts;
 pub mod irq;
 pub mod layout;
 pub mod manual;
-mod memcpy;
+mod memory;
 pub mod paging;
 pub mod ports;
 pub mod trap;
