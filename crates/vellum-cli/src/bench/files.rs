@@ -60,7 +60,7 @@ pub fn description(op: FileOp) -> &'static str {
         FileOp::Map => {
             "A byte is read in each 64 KiB through a mapping, in order, and nothing of the file is in memory. \
              Each read is a page fault that maps pages around it. If these are not all pages, a byte is read in each \
-             page then: the engine maps around a fault only what is contiguous in memory."
+             page then."
         }
         FileOp::MapAgain => {
             "The same bytes are read through a fresh mapping when all of the file is in memory, in folios of this \

@@ -1,4 +1,4 @@
-//! What a device keeps of the files that were written.
+//! The pages of files that a device keeps once the engine has written them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,6 +18,7 @@ pub enum Contents {
 }
 
 impl Contents {
+    /// Returns the contents of a page with these words.
     pub fn of(words: impl Iterator<Item = u64> + Clone) -> Self {
         let first = words.clone().next().unwrap_or(0);
         if words.clone().all(|word| word == first) {
@@ -28,6 +29,7 @@ impl Contents {
         Contents::Words(page)
     }
 
+    /// Returns a word by its index.
     pub fn word(&self, nth: usize) -> u64 {
         match self {
             Contents::Filled(word) => *word,
@@ -56,6 +58,7 @@ fn place(page: u64) -> (u64, usize) {
 }
 
 impl Stored {
+    /// Returns the file with a tag, also one that was never written.
     pub fn file(&self, tag: u64) -> File<'_> {
         File { tag, written: self.0.get(&tag) }
     }

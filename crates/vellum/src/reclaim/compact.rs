@@ -175,7 +175,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         }
         copies.finish(machine);
         let folios = folios.iter().map(|head| (head, machine.frames().frame(head)));
-        let moved = isolated.putback(machine, folios.map(|(head, frame)| (head, frame, 1 << frame.order())));
+        let moved = isolated.putback(machine, folios.map(|(head, frame)| Some((head, frame, 1 << frame.order()))));
         // The frames that this freed may be in a CPU's cache.
         machine.frames().drain();
         let is_empty = pageblock.release();

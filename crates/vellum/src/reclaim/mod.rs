@@ -342,8 +342,8 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
                 self.reclaim_family(family, isolated, spares == Spares::Young, None);
             }
             self.reclaim_objects(objects, isolated, spares);
-            let folios = victims.iter().flat_map(|victim| machine.frames().folios(victim.head, victim.frames));
-            self.done.freed += isolated.putback(machine, folios);
+            let ranges = victims.iter().map(|victim| machine.frames().folios(victim.head, victim.frames));
+            self.done.freed += isolated.putback(machine, ranges);
             machine.platform().resched();
         }
     }

@@ -9,6 +9,7 @@
 //! makes the PTEs map the copies. Migration allocates memory before it frees any.
 
 use core::cell::Cell;
+use core::iter;
 
 use arrayvec::ArrayVec;
 
@@ -108,7 +109,7 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
         // The isolation's reference keeps the folio from being freed, so the folio is queued before
         // the isolation ends.
         machine.lru().defer_if_partial(victim.head);
-        let freed = isolated.putback(machine, machine.frames().folios(victim.head, victim.frames));
+        let freed = isolated.putback(machine, iter::once(machine.frames().folios(victim.head, victim.frames)));
         freed.saturating_sub(copies.finish(machine))
     }
 }
@@ -116,6 +117,6 @@ impl<'m, P: Platform, S: Spaces<'m, P> + ?Sized> Reclaim<'_, 'm, P, S> {
 /// Drops a reference to each folio of these ranges of frames, and frees those that have no other.
 /// Returns the number of pages freed.
 fn put_all<P: Platform>(machine: &Machine<'_, P>, ranges: impl Iterator<Item = (Pfn, u32)>) -> u64 {
-    let folios = ranges.flat_map(|(first, count)| machine.frames().folios(first, count));
-    free_unmapped(machine, folios, |head, frame| machine.frames().put(head, frame, 1, 0).refs == 0, |_, _| ())
+    let ranges = ranges.map(|(first, count)| machine.frames().folios(first, count));
+    free_unmapped(machine, ranges, |head, frame| machine.frames().put(head, frame, 1, 0).refs == 0, |_, _| ())
 }

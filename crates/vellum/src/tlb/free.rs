@@ -18,31 +18,33 @@ const BATCH_COST: u32 = 384;
 const FREE_COST: u32 = 8;
 /// The number of ranges of frames that are freed together.
 const RANGES_PER_FREE: usize = 32;
-/// Calls `is_gone` for each of these folios, with its size in frames. `is_gone` drops the caller's
-/// references and returns true if the folio has no other reference and no CPU can find it; this
-/// function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes the
-/// folio to `stays`. When this function calls `is_gone`, it may still hold the lock of the lruvec
-/// from which it uncharged the folio before; for a folio in the swap cache it has released it. It
-/// calls `stays` with no lock held. Returns the number of pages freed.
+/// Calls `is_gone` for each folio of `ranges`, with its size in frames. `is_gone` drops the
+/// caller's references and returns true if the folio has no other reference and no CPU can find it;
+/// this function then frees the folio, without a flush, because no PTE maps it. Otherwise it passes
+/// the folio to `stays`. When this function calls `is_gone`, it may still hold the lock of the
+/// lruvec from which it uncharged the folio before; for a folio in the swap cache it has released
+/// it. It calls `stays` with no lock held. Returns the number of pages freed.
 pub(crate) fn free_unmapped<'f, P: Platform>(
     machine: &crate::machine::Machine<'_, P>,
-    folios: impl Iterator<Item = (Pfn, &'f Frame, u32)>,
+    ranges: impl Iterator<Item: IntoIterator<Item = (Pfn, &'f Frame, u32)>>,
     is_gone: impl Fn(Pfn, &Frame) -> bool,
     stays: impl Fn(Pfn, &Frame),
 ) -> u64 {
     let mut batch = FreeBatch::new(machine, Use::Folio);
     let mut freed = 0;
-    for (head, frame, pages) in folios {
-        if frame.has(flag::SWAP_CACHED) {
-            batch.uncharger.unlock();
-        }
-        if is_gone(head, frame) {
-            batch.free(head, frame, pages);
-            batch.maybe_resched();
-            freed += u64::from(pages);
-        } else {
-            batch.uncharger.unlock();
-            stays(head, frame);
+    for folios in ranges {
+        for (head, frame, pages) in folios {
+            if frame.has(flag::SWAP_CACHED) {
+                batch.uncharger.unlock();
+            }
+            if is_gone(head, frame) {
+                batch.free(head, frame, pages);
+                batch.maybe_resched();
+                freed += u64::from(pages);
+            } else {
+                batch.uncharger.unlock();
+                stays(head, frame);
+            }
         }
     }
     machine.count(Counter::FoliosFreed, batch.freed);

@@ -105,6 +105,7 @@ pub(super) fn hardware_bits_are_accessed_and_dirty<A: Arch>(case: &Case<A>) {
         let pa = case.frames(level).pop().unwrap();
         for attrs in all_attrs() {
             let raw = case.leaf(pa, attrs, level);
+            assert_eq!(arch.set_hardware(raw), case.leaf(pa, attrs | Attrs::HARDWARE, level), "{attrs:?}");
             for flipped in subsets(A::HARDWARE).map(|f| raw ^ f) {
                 assert_eq!(arch.kind(flipped, level), Kind::Leaf);
                 assert_eq!(arch.leaf_addr(flipped, level), PhysAddr(pa));

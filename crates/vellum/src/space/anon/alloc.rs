@@ -1,5 +1,7 @@
 //! Allocates anonymous folios: allocates frames, and initializes them as a folio.
 
+use core::iter;
+
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::Arch;
 use crate::frame::{Counts, Frame, RmapKey, Use};
@@ -115,7 +117,7 @@ impl<P: Platform> Anon<'_, '_, P> {
     pub(in crate::space) fn free_contiguous(self, first: Pfn, frames: u32, order: u8) {
         let (machine, pages) = (self.machine(), 1 << order);
         let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
-        free_unmapped(machine, machine.frames().folios(first, frames), is_gone, |_, _| ());
+        free_unmapped(machine, iter::once(machine.frames().folios(first, frames)), is_gone, |_, _| ());
     }
 
     /// Initializes frames as a folio that will be mapped in the block of `vma` around `addr`, by

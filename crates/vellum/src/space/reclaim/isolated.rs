@@ -110,15 +110,15 @@ impl IsolationBatch {
         }
     }
 
-    /// Ends the isolation of these folios, each with its size in frames: frees those that have no
-    /// mapping and no reference except the isolation's, and puts the rest back on their LRU lists
-    /// (Linux: `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller holds no
-    /// lock.
+    /// Ends the isolation of the folios of `ranges`, each with its size in frames: frees those that
+    /// have no mapping and no reference except the isolation's, and puts the rest back on their LRU
+    /// lists (Linux: `folio_putback_lru`). Returns the number of 4 KiB pages freed. The caller
+    /// holds no lock.
     #[inline(never)]
     pub(crate) fn putback<'f, P: Platform>(
         self,
         machine: &Machine<'_, P>,
-        folios: impl Iterator<Item = (Pfn, &'f Frame, u32)>,
+        ranges: impl Iterator<Item: IntoIterator<Item = (Pfn, &'f Frame, u32)>>,
     ) -> u64 {
         let is_gone = |head, frame: &_| {
             let is_unused = self.is_unused(machine, head, frame);
@@ -132,7 +132,7 @@ impl IsolationBatch {
             machine.lru().relist(head, None, list);
             machine.put_refs(head, frame, 1);
         };
-        free_unmapped(machine, folios, is_gone, stays)
+        free_unmapped(machine, ranges, is_gone, stays)
     }
 
     /// Returns whether the isolation has the only reference to a folio, and no CPU can find the

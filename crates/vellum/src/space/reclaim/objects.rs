@@ -40,7 +40,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 Rmap::of(self.space).unmap_isolated(&[*range.tail(start).head(at)], isolated);
             }
             let has_room = self.evict(isolated, &folios);
-            isolated.putback(machine, folios.iter().map(|&(head, frame)| (head, frame, 1 << frame.order())));
+            isolated.putback(machine, folios.iter().map(|&(head, frame)| Some((head, frame, 1 << frame.order()))));
             if !has_room {
                 return;
             }
