@@ -300,6 +300,8 @@ fn paged_out<A: Silicon>(arch: A) {
             pageout();
         }
         assert_eq!((file.object.resident(), file.space.stats().file), (0, 0));
+        let usage = file.on.machine.memcgs().usage(file.on.machine.frames(), file.on.memcg).unwrap();
+        assert_eq!(usage.lru.iter().sum::<u64>(), 0, "no list counts a page");
         read(34);
         assert_eq!(file.word(34), Ok(Some(7)));
     });
