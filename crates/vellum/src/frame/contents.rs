@@ -5,7 +5,6 @@
 
 use super::Frames;
 use crate::addr::{FRAME_SIZE, Pfn};
-use crate::arch::Attrs;
 use crate::platform::Platform;
 
 /// The number of frames that are zeroed or copied between two calls of `resched`: 32 KiB (INV-11).
@@ -53,7 +52,7 @@ impl<P: Platform> Frames<'_, P> {
     /// Calls `f` for each chunk of `count` frames with the index of the chunk's first frame and the
     /// chunk's size in bytes. Calls `resched` between two chunks (INV-11).
     #[inline(always)]
-    fn for_each_chunk(&self, count: u32, f: impl Fn(u32, usize)) {
+    pub(super) fn for_each_chunk(&self, count: u32, f: impl Fn(u32, usize)) {
         let (mut at, mut left) = (0, count);
         while left > CHUNK {
             f(at, CHUNK as usize * FRAME_SIZE as usize);
@@ -61,15 +60,5 @@ impl<P: Platform> Frames<'_, P> {
             (at, left) = (at + CHUNK, left - CHUNK);
         }
         f(at, left as usize * FRAME_SIZE as usize);
-    }
-
-    /// Makes the instruction cache coherent with `count` frames before they are mapped executable,
-    /// if `attrs` allows execution (Linux: `flush_icache_pages`). The caller passes the permissions
-    /// that the new PTEs add.
-    #[inline(always)]
-    pub(crate) fn sync_icache(&self, pfn: Pfn, count: u32, attrs: Attrs) {
-        if attrs.contains(Attrs::EXEC) {
-            self.platform.sync_icache(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
-        }
     }
 }

@@ -86,6 +86,9 @@ pub mod flag {
     /// A folio with [`FILE`] that was used once since it was read, or, if it is [`ACTIVE`], since
     /// reclaim last scanned it.
     pub const REFERENCED: u32 = 1 << 28;
+    /// Whether instruction fetches are coherent with a folio with [`OBJECT`]: two bits, which
+    /// `frame::icache` packs.
+    pub const ICACHE: u32 = 3 << 29;
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
@@ -315,6 +318,12 @@ impl Frame {
         // and after every walk and every lock ticket that may know of it has ended (INV-1), so
         // never at the same time as the lock.
         unsafe { &*core::ptr::from_ref(&self.link[0]).cast::<RawSpin>() }
+    }
+
+    /// Replaces the state word by what `next` returns, in one atomic step, unless that is `None`.
+    /// Returns the word before as `Ok` if it was replaced, else as `Err`.
+    pub(super) fn change_state(&self, next: impl FnMut(u32) -> Option<u32>) -> Result<u32, u32> {
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next)
     }
 
     /// Sets a [`flag`]. Returns whether it was set before.

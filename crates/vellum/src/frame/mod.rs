@@ -35,6 +35,7 @@ mod contents;
 mod counts;
 mod desc;
 mod folios;
+mod icache;
 mod isolate;
 mod list;
 mod node;

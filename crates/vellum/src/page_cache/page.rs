@@ -51,17 +51,28 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
 
     /// Returns the address of the first byte in the direct map, for a host that copies
     /// between it and user memory. It is valid for reads and writes of [`ObjectPage::len`] bytes
-    /// while this reference exists. Programs and other CPUs may write there at any time.
+    /// while this reference exists. Programs and other CPUs may write there at any time. After it
+    /// wrote there, the host calls [`ObjectPage::written`].
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.machine.frames().at(self.pfn.addr())
     }
 
     /// Returns the bytes, for a host that copies between them and user memory. Programs and other
-    /// CPUs may write to them at any time.
+    /// CPUs may write to them at any time. After it wrote to them, the host calls
+    /// [`ObjectPage::written`].
     pub fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: the bytes are in the pages, which this reference keeps and the direct map
         // contains, and are accessed as atomics.
         unsafe { core::slice::from_raw_parts(self.as_ptr().as_ptr().cast(), self.len()) }
+    }
+
+    /// Notes that the host has written to the pages, so that programs may execute what it wrote
+    /// (Linux: `flush_dcache_folio`). Makes no page dirty ([`Object::mark_dirty`]).
+    ///
+    /// [`Object::mark_dirty`]: crate::page_cache::Object::mark_dirty
+    #[inline]
+    pub fn written(&self) {
+        self.machine.frames().head(self.pfn).1.note_icache_stale();
     }
 
     /// Copies from the pages at offset `from` to `to`, up to the end of the pages. Returns the
@@ -85,8 +96,8 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         count
     }
 
-    /// Copies `from` to the pages at offset `to`, up to the end of the pages. Returns the number of
-    /// bytes copied.
+    /// Copies `from` to the pages at offset `to`, up to the end of the pages, and does what
+    /// [`ObjectPage::written`] does. Returns the number of bytes copied.
     pub fn write(&self, to: usize, from: &[u8]) -> usize {
         let count = from.len().min(self.len().saturating_sub(to));
         let mut at = 0;
@@ -103,10 +114,12 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
                 }
             }
         }
+        self.written();
         count
     }
 
-    /// Zeroes `count` bytes at offset `from`, up to the end of the pages.
+    /// Zeroes `count` bytes at offset `from`, up to the end of the pages, and does what
+    /// [`ObjectPage::written`] does.
     pub fn zero(&self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.len());
         let mut at = from;
@@ -119,6 +132,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
                 at += 1;
             }
         }
+        self.written();
     }
 
     /// Copies the whole page to another one.

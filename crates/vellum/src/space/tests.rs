@@ -54,6 +54,14 @@ fn frames_that_become_executable_are_published() {
     let mapped = space.stats().shmem / PAGE;
     assert_eq!(published(), mapped, "text");
     assert_ne!(mapped, 0);
+    let again = space.map_object(vma(READ_EXEC, 8), &object, 0).unwrap();
+    space.fault(again, Access::Exec).unwrap();
+    assert_eq!(published(), 0, "the same text once more");
+    space.unmap(again, 8 * PAGE).unwrap();
+    object.page(0).unwrap().unwrap().write(8, &[0; 4]);
+    let again = space.map_object(vma(READ_EXEC, 8), &object, 0).unwrap();
+    space.fault(again, Access::Exec).unwrap();
+    assert_ne!(published(), 0, "the host wrote to the text");
     let patched = space.map_object(vma(READ_EXEC | Prot::WRITE, 8), &object, 0).unwrap();
     space.fault(patched, Access::Write).unwrap();
     assert_eq!(published(), 1, "a private copy of text");

@@ -342,6 +342,7 @@ impl ObjectContents {
             self.grow(first * PAGE + len as u64)?;
         }
         let taken = from.take_page(&pages.bytes()[offset..len]);
+        pages.written();
         let reached = at + taken.unwrap_or(0) as u64;
         if grows && reached < first * PAGE + len as u64 {
             self.set_object_size(reached.max(old))?;

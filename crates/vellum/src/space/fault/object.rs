@@ -82,8 +82,10 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let start = align_down(addr, shift) - ((page - mapped.first) << shift);
         let count = mapped.count();
         let block = vma.range.tail(start).head(start + (u64::from(count) << shift));
-        for run in &mapped.runs {
-            self.machine().frames().sync_icache(run.pfn, run.pages << arch.page_order(), attrs);
+        if attrs.contains(Attrs::EXEC) {
+            for run in &mapped.runs {
+                self.machine().frames().sync_folios_icache(run.pfn, run.pages << arch.page_order());
+            }
         }
         // Returns the PTEs of the pages of a run of frames.
         let ptes = |va: u64, pfn: Pfn, LeafShape { level, entries }: LeafShape| {
