@@ -101,8 +101,9 @@ pub unsafe trait Memory {
     /// the direct map (Linux: `flush_icache_range`, `sync_icache_aliases`). The engine calls this
     /// before it maps frames executable. Any CPU may have written to these frames since any CPU
     /// last fetched instructions from them. Of an object's folio the engine calls it once, and
-    /// again after [`ObjectPage::written`](crate::page_cache::ObjectPage::written). The default does nothing, which is correct where
-    /// instruction caches are coherent in hardware, as on x86-64.
+    /// again after [`ObjectPage::written`](crate::page_cache::ObjectPage::written). The default
+    /// does nothing, which is correct where instruction caches are coherent in hardware, as on
+    /// x86-64.
     #[inline]
     fn sync_icache(&self, at: *const u8, bytes: usize) {
         let _ = (at, bytes);

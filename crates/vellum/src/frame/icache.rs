@@ -83,22 +83,22 @@ impl<P: Platform> Frames<'_, P> {
             self.platform.sync_icache(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
         }
     }
+}
 
-    /// Makes the instruction cache coherent with the folios of an object that have any of `count`
-    /// frames, before these are mapped executable. Does nothing for those that are coherent since
-    /// an earlier call. The caller has references to the folios, and no lock (INV-11).
-    pub(crate) fn sync_folios_icache(&self, pfn: Pfn, count: u32) {
-        for (head, frame, _) in self.folios(pfn, count) {
-            let before = frame.begin_icache_sync();
-            if before == Coherence::Clean {
-                continue;
-            }
-            self.for_each_chunk(1 << frame.order(), |at, bytes| {
-                self.platform.sync_icache(self.at(head.add(at).addr()).as_ptr(), bytes);
-            });
-            if before == Coherence::Unknown {
-                frame.end_icache_sync();
-            }
+/// Makes the instruction cache coherent with the folios of an object that have any of `count`
+/// frames, before these are mapped executable. Does nothing for those that are coherent since an
+/// earlier call. The caller has references to the folios, and no lock (INV-11).
+pub(crate) fn sync_object_icache<P: Platform>(frames: &Frames<'_, P>, pfn: Pfn, count: u32) {
+    for (head, frame, _) in frames.folios(pfn, count) {
+        let before = frame.begin_icache_sync();
+        if before == Coherence::Clean {
+            continue;
+        }
+        frames.for_each_chunk(1 << frame.order(), |at, bytes| {
+            frames.platform.sync_icache(frames.at(head.add(at).addr()).as_ptr(), bytes);
+        });
+        if before == Coherence::Unknown {
+            frame.end_icache_sync();
         }
     }
 }

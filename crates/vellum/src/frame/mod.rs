@@ -49,6 +49,7 @@ mod tests;
 pub use boot::{BootError, BootOptions};
 pub(crate) use desc::RmapKey;
 pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
+pub(crate) use icache::sync_object_icache;
 pub(crate) use isolate::{
     FrameUse, IsolatedPageblock, alloc_in_pieces, free_in_pageblock, pageblocks, unskip_pageblock,
 };

@@ -4,8 +4,8 @@ use core::mem::ManuallyDrop;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::frame::HUGE_ORDER;
 use crate::frame::policy::Advice;
+use crate::frame::{HUGE_ORDER, sync_object_icache};
 use crate::page_cache::{AROUND_ORDER, Lookup, Object, Writes, shmem_orders};
 use crate::platform::Platform;
 use crate::table::{NotMapped, Run};
@@ -84,7 +84,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let block = vma.range.tail(start).head(start + (u64::from(count) << shift));
         if attrs.contains(Attrs::EXEC) {
             for run in &mapped.runs {
-                self.machine().frames().sync_folios_icache(run.pfn, run.pages << arch.page_order());
+                sync_object_icache(self.machine().frames(), run.pfn, run.pages << arch.page_order());
             }
         }
         // Returns the PTEs of the pages of a run of frames.

@@ -41,6 +41,15 @@ impl IsolationBatch {
         frame.set_isolated_by(self.0);
     }
 
+    /// Adds a folio of an object, which the caller has just isolated, and whose PTEs, all in one
+    /// run, it clears. The caller flushes, has the object drop the folio
+    /// ([`drop_unused`](crate::page_cache::drop_unused)), and ends the mark of a folio that it does
+    /// not drop ([`IsolationBatch::end_cleared`]).
+    #[inline]
+    pub(super) fn add_cleared(self, frame: &Frame) {
+        frame.set_isolated_by(self.0 | CLEARED);
+    }
+
     /// Returns whether a folio is in this batch, and neither known to be mapped by a locked VMA nor
     /// marked as unmapped.
     #[inline]
@@ -69,21 +78,13 @@ impl IsolationBatch {
         frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
     }
 
-    /// Marks a folio of an object whose PTEs, all in one run, are cleared. The caller flushes, has
-    /// the object drop the folio ([`drop_unused`](crate::page_cache::drop_unused)), and ends the
-    /// mark of a folio that it does not drop ([`IsolationBatch::end_cleared`]).
-    #[inline]
-    pub(super) fn set_cleared(self, frame: &Frame) {
-        frame.set_isolated_by(self.0 | CLEARED);
-    }
-
     /// Returns the number of cleared PTEs that the counts of a folio still include.
     #[inline]
     pub(super) fn cleared(self, frame: &Frame) -> u32 {
         if frame.isolated_by() == self.0 | CLEARED { 1 << frame.order() } else { 0 }
     }
 
-    /// Ends the mark of [`IsolationBatch::set_cleared`]: drops the references and mappings of the
+    /// Ends the mark of [`IsolationBatch::add_cleared`]: drops the references and mappings of the
     /// cleared PTEs.
     #[cold]
     pub(super) fn end_cleared<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) {

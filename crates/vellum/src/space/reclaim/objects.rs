@@ -67,7 +67,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 rest = after;
                 continue;
             };
-            let is_next = |(_, frame): &&(_, &Frame)| object.owns(frame) && !isolated.is_locked(frame);
+            let is_next = |(_, frame): &&(_, &Frame)| object.owns(frame);
             let (of_object, others) = rest.split_at(rest.iter().take_while(is_next).count().max(1));
             let cleared = of_object.iter().filter_map(|&(head, frame)| match isolated.cleared(frame) {
                 0 => None,
@@ -80,7 +80,8 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
             });
             if dropped.get() < of_object.len() {
                 cleared.for_each(|(head, frame, _)| isolated.end_cleared(machine, head, frame));
-                let left = of_object.iter().copied().filter(|(_, frame)| !isolated.is_dropped(frame));
+                let is_left = |frame| !isolated.is_dropped(frame) && !isolated.is_locked(frame);
+                let left = of_object.iter().copied().filter(|(_, frame)| is_left(frame));
                 has_room = has_room && object.evict(left, true).is_ok();
             }
             rest = others;
@@ -93,7 +94,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     /// `folios` is full. Returns the end of the part of `range` that was searched.
     ///
     /// The PTEs of folios of an object with a store are cleared here, and noted for the flush in
-    /// `gather`: the folios' counts still include them ([`IsolationBatch::set_cleared`]). Sets
+    /// `gather`: the folios' counts still include them ([`IsolationBatch::add_cleared`]). Sets
     /// `mapped` if there are other folios.
     fn isolate_objects(
         self,
@@ -149,16 +150,17 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                     && is_alone
                     && isolator.isolate((head, frame, pages), LruList::evictable(frame));
                 if is_isolated {
-                    isolated.add(frame);
                     folios.push((head, frame));
                 }
-                let clears = is_isolated && may_clear && frame.has(flag::FILE);
-                if clears {
-                    isolated.set_cleared(frame);
+                if is_isolated && may_clear && frame.has(flag::FILE) {
+                    isolated.add_cleared(frame);
                 } else {
                     clear(first..searched);
                     first = searched + pages;
-                    *mapped |= is_isolated;
+                    if is_isolated {
+                        isolated.add(frame);
+                        *mapped = true;
+                    }
                 }
                 searched += pages;
             }
