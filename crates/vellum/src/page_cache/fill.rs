@@ -289,8 +289,8 @@ impl<'m, P: Platform> Object<'m, P> {
                 let (head, frame) = self.machine.frames().head(pfn);
                 (head.add(1 << frame.order()).0 - pfn.0) >> step
             };
-            let left = self.with_page(page, memcg, false, limits.clone(), left)?.map_or(1, u64::from);
-            page = self.next_hole(page).min(page + left);
+            let left = self.with_page(page, memcg, false, limits.clone(), left)?.ok_or(ObjectError::TooLarge)?;
+            page = self.next_hole(page).min(page + u64::from(left));
             self.machine.platform().resched();
         }
         Ok(())

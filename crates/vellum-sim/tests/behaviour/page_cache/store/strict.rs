@@ -321,6 +321,10 @@ fn refused<A: Silicon>(arch: A) {
         assert_eq!(map(Prot::READ), Ok(at));
         assert!(file.space.protect(at, file.on.page, RW).is_err());
         assert_eq!(file.object.page_or_new(41, file.on.memcg).err(), Some(ObjectError::TooLarge));
+        assert_eq!(
+            file.object.allocate(41 * file.on.page..42 * file.on.page, file.on.memcg),
+            Err(ObjectError::TooLarge)
+        );
         assert_eq!((file.object.resident(), file.files.under_way()), (0, 0));
     });
 }
