@@ -4,6 +4,7 @@
 mod stored;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -57,6 +58,11 @@ fn load(direct_map: *mut u8, pfn: Pfn) -> Contents {
     Contents::of(words.iter().map(|word| word.load(Ordering::Relaxed)))
 }
 
+/// Returns a mask of those bytes of the word at a byte offset that lie below `end`.
+fn bytes_below(end: u64, at: u64) -> u64 {
+    !u64::MAX.checked_shl(8 * end.saturating_sub(at).min(8) as u32).unwrap_or(0)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -66,6 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Finished {
     /// The tag of the file.
     pub tag: u64,
+    /// The number in the file of the first page.
+    pub first: u64,
     /// The number of pages that were to be read or written.
     pub wanted: u64,
     /// The number of pages that were. The page after these could not be.
@@ -143,6 +151,27 @@ impl Files {
         lock(&self.writes_under_way).len()
     }
 
+    /// Returns the pages of each write under way of the file with this tag.
+    pub fn writes_of(&self, tag: u64) -> Vec<Range<u64>> {
+        let writes = lock(&self.writes_under_way);
+        writes.iter().filter(|write| write.request.tag() == tag).map(|write| write.request.pages()).collect()
+    }
+
+    /// Writes zeros to these bytes of the file with this tag, as a host's file system does before
+    /// it lets the file grow, and where it punches a hole.
+    pub fn zero(&self, tag: u64, bytes: Range<u64>) {
+        let mut stored = lock(&self.stored);
+        for page in bytes.start / FRAME_SIZE..bytes.end.div_ceil(FRAME_SIZE) {
+            let file = stored.file(tag);
+            let words = (page * FRAME_SIZE..).step_by(8).take(WORDS);
+            let contents = Contents::of(words.map(|at| {
+                let zeroed = bytes_below(bytes.end, at) & !bytes_below(bytes.start, at);
+                file.word(at) & !zeroed
+            }));
+            stored.write(tag, page, contents);
+        }
+    }
+
     /// Returns the word that the file with this tag has at a byte offset, a multiple of 8.
     pub fn word(&self, tag: u64, at: u64) -> u64 {
         lock(&self.stored).file(tag).word(at)
@@ -202,14 +231,15 @@ impl Files {
                 // device keeps its own.
                 Contents::of((0..WORDS).map(|nth| {
                     let word = at + 8 * nth as u64;
-                    let kept = u64::MAX.checked_shl(8 * end.saturating_sub(word).min(8) as u32).unwrap_or(0);
-                    new.word(nth) & !kept | stored.file(request.tag()).word(word) & kept
+                    let written = bytes_below(end, word);
+                    new.word(nth) & written | stored.file(request.tag()).word(word) & !written
                 }))
             };
             stored.write(request.tag(), page, contents);
         }
         drop(stored);
-        let finished = Finished { tag: request.tag(), wanted, done, folios: request.frames().count() };
+        let (tag, first, folios) = (request.tag(), pages.start, request.frames().count());
+        let finished = Finished { tag, first, wanted, done, folios };
         // SAFETY: the request came from the machine that runs on this hardware, and this device
         // reads its frames no more.
         unsafe { page_cache::finish_write(machine, request, done) };
@@ -269,7 +299,8 @@ impl Files {
             at += FRAME_SIZE;
         }
         drop(stored);
-        let finished = Finished { tag: request.tag(), wanted, done: read, folios: request.frames().count() };
+        let (tag, first, folios) = (request.tag(), pages.start, request.frames().count());
+        let finished = Finished { tag, first, wanted, done: read, folios };
         // SAFETY: the request came from the machine that runs on this hardware, and the pages that
         // were read have their contents.
         unsafe { page_cache::finish_read(machine, request, read) };
