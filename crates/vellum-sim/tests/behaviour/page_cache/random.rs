@@ -2,7 +2,7 @@
 //! maps.
 
 use crate::fixtures::object_model;
-use crate::fixtures::random::dice;
+use crate::fixtures::random::watch;
 
 /// Programs find in shared VMAs the last write of any program, in private ones that or their own.
 /// Each operation answers as a model of plain maps predicts, and one that fails for lack of memory
@@ -11,10 +11,17 @@ use crate::fixtures::random::dice;
 /// (The strict machine checks INV-1, 3, 4, 5 and 6.)
 #[test]
 fn single_operations_against_the_model() {
-    let first = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());
-    for nth in 0..first.map_or(300, |_| 1) {
-        let seed = first.unwrap_or_else(|| dice::derive(0x0b1ec7, nth));
-        println!("VELLUM_SEED={seed}");
-        object_model::run(seed, 400);
-    }
+    let test = "page_cache::random::single_operations_against_the_model";
+    watch::each(test, 300, |seed, case| object_model::run(seed, false, case));
+}
+
+/// The same with files of a storage whose requests end at once, or at random times in random order,
+/// and some of which may fail. A read that fails is an error of the operation that needs the page,
+/// and of no other. The storage has what was written when no page is dirty. A write that fails is
+/// reported once to each opener, and its pages keep their contents until they are dropped (INV-22).
+/// Reclaim drops all pages that no program maps.
+#[test]
+fn files_against_the_model() {
+    let test = "page_cache::random::files_against_the_model";
+    watch::each(test, 300, |seed, case| object_model::run(seed, true, case));
 }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::fixtures::object_model;
 use crate::fixtures::random::dice::Dice;
 use crate::fixtures::random::fuzz::{self, Fuzz};
 use crate::fixtures::random::model::op::Step;
@@ -286,6 +287,7 @@ fn fuzz_for_seconds() {
         ("riscv64::one_cpu_against_the_model", |seed, case| fast::<Riscv64>(seed, ALONE, case)),
         ("riscv64::several_strict_cpus_against_the_model", |seed, case| strict::<Riscv64>(seed, STRICT_TOGETHER, case)),
         ("riscv64::several_strict_cpus_share_pages", strict_shared::<Riscv64>),
+        ("page_cache::random::files_against_the_model", |seed, case| object_model::run(seed, true, case)),
         #[cfg(feature = "shuttle")]
         ("schedules::schedules_against_the_model", schedules::model::<X86_64>),
         #[cfg(feature = "shuttle")]
