@@ -15,6 +15,7 @@ use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
 use super::readahead::{NewlyUsed, Readahead};
 use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
+use crate::addr::Pfn;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, flag};
 use crate::machine::Machine;
@@ -69,7 +70,7 @@ pub(super) fn end<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadReq
     debug_assert_eq!(object.serial(), request.serial);
     let mut first = request.first;
     let end_of_read = first.saturating_add(read);
-    for (head, order) in request.folios {
+    for &(head, order) in &request.folios {
         let frames = machine.frames();
         let step = 1u32 << request.page_order;
         let pages = first..first + (1 << (order - request.page_order));
@@ -113,8 +114,9 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let Some((missing, nodes)) = missing else { return Ok(None) };
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
-        let (folios, pages) = self.folios_for(missing, Advice::None, memcg)?;
-        Ok(self.insert_reading((pages, None), folios, spare, MAX_SIZE))
+        let mut folios = NewFolios::new(self.0);
+        let pages = folios.provide(missing, Advice::None, memcg)?;
+        Ok(self.insert_reading((pages, None), folios, &mut spare, MAX_SIZE))
     }
 
     /// Returns the error of an operation that needs a page which is being read, and marks the page
@@ -153,14 +155,13 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let Some((pages, nodes)) = self.missing_around(page, advice) else { return Ok(()) };
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
-        let mut planned = self.folios_for(pages.clone(), advice, memcg);
-        if pages.start < page && planned.as_ref().map_or(true, |(_, got)| got.end <= page) {
+        let mut folios = NewFolios::new(self.0);
+        let mut planned = folios.provide(pages.clone(), advice, memcg);
+        if pages.start < page && planned.as_ref().map_or(true, |got| got.end <= page) {
             // There is no memory for all pages before the wanted one: tries without them.
-            drop(planned);
-            planned = self.folios_for(page..pages.end, advice, memcg);
+            planned = folios.provide(page..pages.end, advice, memcg);
         }
-        let (folios, pages) = planned?;
-        match self.insert_reading((pages, Some(page)), folios, spare, 0) {
+        match self.insert_reading((planned?, Some(page)), folios, &mut spare, 0) {
             None => Ok(()),
             Some(request) => {
                 self.ask(request);
@@ -215,9 +216,10 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         while let Some((missing, nodes)) = self.next_missing(at..pages.end, 0) {
             let mut spare = SpareNodes::new(self.0.machine);
             spare.provide(nodes, self.0.memcg())?;
-            let (folios, missing) = self.folios_for(missing, Advice::None, memcg)?;
+            let mut folios = NewFolios::new(self.0);
+            let missing = folios.provide(missing, Advice::None, memcg)?;
             at = missing.end;
-            if let Some(request) = self.insert_reading((missing, None), folios, spare, 0) {
+            if let Some(request) = self.insert_reading((missing, None), folios, &mut spare, 0) {
                 self.ask(request);
             }
             self.0.machine.platform().resched();
@@ -275,47 +277,6 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         }
     }
 
-    /// Allocates folios for `pages`, each as large as policy permits, or the advice of the VMA for
-    /// which they are read, and memory allows. Returns them with the pages for which there is
-    /// memory, which begin with the first of `pages`.
-    ///
-    /// # Errors
-    /// There is no memory for the first page.
-    fn folios_for(
-        &self,
-        pages: Range<u64>,
-        advice: Advice,
-        memcg: MemcgId,
-    ) -> Result<(ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>, Range<u64>), ObjectError> {
-        let page_order = self.0.head().page_order;
-        let huge = if advice == Advice::Huge { 1 << HUGE_ORDER } else { 0 };
-        let mut orders = (self.0.machine.policy().prealloc_orders() | huge) >> page_order | 1;
-        let (mut folios, mut at) = (ArrayVec::new(), pages.start);
-        while at < pages.end && !folios.is_full() {
-            let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
-            let order = (0..=orders.ilog2()).rev().filter(|order| orders >> order & 1 != 0).find(fits).unwrap_or(0);
-            let mut folio = NewFolio::new(self.0);
-            let is_refault = self.0.machine.is_refault(self.0.serial(), at, memcg);
-            if is_refault {
-                folio.activate();
-            }
-            match folio.provide(order as u8 + page_order, false, memcg) {
-                Ok(()) => {
-                    if is_refault {
-                        self.0.machine.count(Counter::FileRefaults, 1 << (order as u8 + page_order));
-                    }
-                    folios.push(folio);
-                    at += 1 << order;
-                }
-                // No memory for a large folio: tries again with a smaller one.
-                Err(_) if order > 0 => orders &= (1 << order) - 1,
-                Err(error) if at == pages.start => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok((folios, pages.start..at))
-    }
-
     /// Inserts folios for `pages`, which then are being read, and returns the request for them.
     /// Marks the page `wanted`, one of them, as wanted, if there is one. Returns `None`, with
     /// nothing changed, if one of the pages exists by now, lies beyond the end of the object, whose
@@ -323,8 +284,8 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     fn insert_reading(
         &self,
         (pages, wanted): (Range<u64>, Option<u64>),
-        folios: ArrayVec<NewFolio<'m, P>, MAX_REQUEST_FOLIOS>,
-        mut spare: SpareNodes<'m, P>,
+        mut folios: NewFolios<'_, 'm, P>,
+        spare: &mut SpareNodes<'m, P>,
         size: u64,
     ) -> Option<ReadRequest> {
         let (machine, frames) = (self.0.machine, self.0.machine.frames());
@@ -336,35 +297,98 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         if !is_missing || state.index.missing_nodes(frames, pages.start) > spare.count() {
             return None;
         }
-        let mut request = ReadRequest {
-            object: self.0.at,
-            serial: self.0.serial(),
-            tag: self.0.tag(),
-            first: pages.start,
-            page_order,
-            folios: ArrayVec::new(),
-        };
         let mut at = pages.start;
-        for mut folio in folios {
-            let Some((pfn, order)) = folio.take_any() else { continue };
+        for &(pfn, order) in &folios.folios {
             mapping::set_object(frames.frame(pfn), self.0.at, at);
             let _ = frames.get_counts(pfn, frames.frame(pfn), 1, 0);
             let pages_of_folio = at..at + (1 << (order - page_order));
             at = pages_of_folio.end;
             state.index.insert(frames, pages_of_folio, (Entry::Reading(pfn), 1 << page_order), || spare.take());
-            request.folios.push((pfn, order));
         }
         wanted.into_iter().for_each(|page| state.index.mark_wanted(frames, page));
         drop(state);
         machine.count(self.0.head().pages_counter(), (pages.end - pages.start) << page_order);
         // The request has this reference to the object.
         let _ = ManuallyDrop::new(self.0.clone());
-        Some(request)
+        Some(ReadRequest {
+            object: self.0.at,
+            serial: self.0.serial(),
+            tag: self.0.tag(),
+            first: pages.start,
+            page_order,
+            folios: core::mem::take(&mut folios.folios),
+        })
     }
 
     /// Hands a request to the host.
     fn ask(&self, request: ReadRequest) {
         trace(self.0.machine.platform(), || Event::DeviceIo);
         self.0.machine.platform().read(request);
+    }
+}
+
+/// Folios that are to be read, allocated before the object is locked, as [`NewFolio`] describes.
+/// They stay in their place until the request has them. Dropping this value frees them.
+struct NewFolios<'o, 'm, P: Platform> {
+    object: &'o Object<'m, P>,
+    /// The first frame and the order of each folio, in the order of the file.
+    folios: ArrayVec<(Pfn, u8), MAX_REQUEST_FOLIOS>,
+}
+
+impl<'o, 'm, P: Platform> NewFolios<'o, 'm, P> {
+    /// Creates a value without folios.
+    fn new(object: &'o Object<'m, P>) -> Self {
+        NewFolios { object, folios: ArrayVec::new() }
+    }
+
+    /// Allocates folios for `pages`, each as large as policy permits, or the advice of the VMA for
+    /// which they are read, and memory allows, and frees those that were present. Returns the pages
+    /// for which there is memory, which begin with the first of `pages`.
+    ///
+    /// # Errors
+    /// There is no memory for the first page.
+    fn provide(&mut self, pages: Range<u64>, advice: Advice, memcg: MemcgId) -> Result<Range<u64>, ObjectError> {
+        self.put_back();
+        let (machine, page_order) = (self.object.machine, self.object.head().page_order);
+        let huge = if advice == Advice::Huge { 1 << HUGE_ORDER } else { 0 };
+        let mut orders = (machine.policy().prealloc_orders() | huge) >> page_order | 1;
+        let mut at = pages.start;
+        while at < pages.end && !self.folios.is_full() {
+            let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
+            let order = (0..=orders.ilog2()).rev().filter(|order| orders >> order & 1 != 0).find(fits).unwrap_or(0);
+            let mut folio = NewFolio::new(self.object);
+            let is_refault = machine.is_refault(self.object.serial(), at, memcg);
+            if is_refault {
+                folio.activate();
+            }
+            match folio.provide(order as u8 + page_order, false, memcg) {
+                Ok(()) => {
+                    if is_refault {
+                        machine.count(Counter::FileRefaults, 1 << (order as u8 + page_order));
+                    }
+                    self.folios.extend(folio.take_any());
+                    at += 1 << order;
+                }
+                // No memory for a large folio: tries again with a smaller one.
+                Err(_) if order > 0 => orders &= (1 << order) - 1,
+                Err(error) if at == pages.start => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(pages.start..at)
+    }
+
+    /// Frees the folios that are present.
+    fn put_back(&mut self) {
+        let page_order = self.object.head().page_order;
+        for (pfn, order) in self.folios.drain(..) {
+            self.object.machine.put_folio(pfn, 1 << (order - page_order), 0);
+        }
+    }
+}
+
+impl<P: Platform> Drop for NewFolios<'_, '_, P> {
+    fn drop(&mut self) {
+        self.put_back();
     }
 }

@@ -22,7 +22,7 @@ pub struct Contents {
 }
 
 /// The number of runs of a file that are kept in memory.
-const RUNS: usize = 8;
+const RUNS: usize = 16;
 
 /// The runs and the size on the device that the crate found last for a file.
 #[derive(Default)]
