@@ -75,7 +75,7 @@ mod write;
 pub(crate) use collapse::Collapses;
 pub use error::ObjectError;
 pub use evict::drop_clean;
-pub(crate) use evict::drop_unused;
+pub(crate) use evict::{drop_unused, with_whole_folios};
 pub(crate) use map::AROUND_ORDER;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use overwrite::Overwrite;

@@ -74,6 +74,14 @@ impl<'m, P: Platform> Overwrite<'m, P> {
         self.end(filled);
     }
 
+    /// Leaves the pages missing, after the host has written their bytes to the storage itself, past
+    /// the page cache. The object's size becomes at least `size` bytes before a task that waits for
+    /// one of the pages reads it.
+    pub fn leave(self, size: u64) {
+        let mut state = self.object.lock();
+        state.size = state.size.max(size.min(MAX_SIZE));
+    }
+
     /// Ends the request, if it has not ended.
     fn end(&mut self, filled: u64) {
         let machine: &'m Machine<'m, P> = self.object.machine;

@@ -59,7 +59,7 @@ pub use observe::{
 };
 pub(crate) use reclaim::{ISOLATION_BATCH, IsolationBatch, MigratedPages, Pageout, Rmap};
 pub(crate) use spaces::each_mapper;
-pub use spaces::{Spaces, collapse_object, unmap_removed, write_back};
+pub use spaces::{Spaces, collapse_object, invalidate, unmap_removed, write_back};
 pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
 pub use uffd::{UffdError, UffdFillError, UffdFillStopped};

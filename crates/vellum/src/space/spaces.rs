@@ -1,8 +1,12 @@
 //! Operations on several of the host's address spaces.
 
+use core::ops::Range;
+
 use crate::frame::Family;
 use crate::memcg::MemcgId;
-use crate::page_cache::{Collapses, Object, ObjectError, RemovedPages, Writeback, Writes};
+use crate::page_cache::{
+    Collapses, Object, ObjectError, RemovedPages, Writeback, Writes, drop_clean, with_whole_folios,
+};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
@@ -164,4 +168,23 @@ pub fn write_back<'m, P: Platform>(
         object.machine().platform().resched();
     }
     Ok(())
+}
+
+/// Unmaps `pages` of an object with a store, and drops the clean ones, with those that share a
+/// folio with one of them: the next use of such a page reads it from the storage (Linux:
+/// `invalidate_inode_pages2_range`). A folio stays that has a dirty page, that the host uses, that a
+/// fault maps meanwhile, or that is mapped by a VMA with a record of its writes (userfaultfd,
+/// soft-dirty). The caller holds no lock.
+pub fn invalidate<'m, P: Platform>(
+    spaces: &(impl Spaces<'m, P> + ?Sized),
+    object: &Object<'m, P>,
+    pages: Range<u64>,
+) {
+    let pages = with_whole_folios(object, pages);
+    each_mapper(spaces, object, &mut |space| {
+        VmaOps::of(space).unmap_kept(object, pages.clone());
+    });
+    drop_clean(object, pages.clone());
+    // A page for which a fault has waited stays once.
+    drop_clean(object, pages);
 }

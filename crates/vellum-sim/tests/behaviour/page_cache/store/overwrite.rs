@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use vellum::page_cache::{ObjectError, Overwrite, Writeback};
-use vellum::space::{FaultError, write_back};
+use vellum::space::{FaultError, invalidate, write_back};
 use vellum_sim::{Fault, Silicon, Strict};
 
 use super::fixture::{File, PAGES, TAG, with_shared_file};
@@ -15,6 +15,8 @@ in_every_format! {
     pages_that_exist_are_not_overwritten => present,
     an_overwrite_beyond_the_end_extends_the_file => extends,
     pages_come_in_the_largest_folios => folios,
+    pages_that_the_host_has_stored_are_read_anew => left,
+    clean_pages_are_invalidated_with_their_folios => invalidated,
 }
 
 impl<'m, A: Silicon> File<'_, 'm, A> {
@@ -24,6 +26,10 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
 
     fn first_word(&self, page: u64) -> Result<u64, Fault<FaultError>> {
         self.on.cpu.enter(&self.space).load_u64(BASE + page * self.on.page)
+    }
+
+    fn invalidate(&self, pages: core::ops::Range<u64>) {
+        invalidate(&[&self.space][..], &self.object, pages);
     }
 
     /// Writes all dirty pages. Returns their number.
@@ -104,6 +110,47 @@ fn extends<A: Silicon>(arch: A) {
         let stored = |at: u64| file.files.word(TAG, (PAGES + 4) * file.on.page + at).to_ne_bytes();
         assert_eq!((stored(0), stored(8)[0]), ([3; 8], 3));
         assert_ne!(stored(16), [3; 8], "nothing beyond the end is written");
+    });
+}
+
+/// Pages whose bytes the host has written past the page cache stay missing, and the file is larger
+/// before they can be read.
+fn left<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        let (size, new) = (file.object.size(), (PAGES + 4) * file.on.page + 9);
+        file.begin(PAGES + 2..PAGES + 5).expect("the pages are missing").leave(new);
+        assert_eq!((file.object.size(), file.object.resident()), (new, 0));
+        let last = PAGES + 4;
+        assert_eq!(file.read_word(last), file.files.word(TAG, last * file.on.page));
+        file.begin(1..2).expect("the page is missing").leave(size);
+        assert_eq!(file.object.size(), new, "the file does not get smaller");
+        assert_eq!(file.object.page_counts().dirty, 0);
+    });
+}
+
+/// Clean pages go, mapped ones too, with all of their folio, and are read anew. A folio with a dirty
+/// page stays, and one that the host uses.
+fn invalidated<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        for page in 0..PAGES {
+            file.read_word(page);
+        }
+        file.on.store(&file.space, BASE + 20 * file.on.page, 5);
+        let has = |page| file.object.has_page(page);
+        let used = file.object.page(35).unwrap().expect("it is in memory");
+        file.invalidate(3..36);
+        assert_eq!([3, 15, 20, 35].map(has), [false, false, true, true]);
+        assert!(matches!(file.first_word(3), Err(Fault::Handler(FaultError::Pending(_)))), "it is mapped no more");
+        assert_eq!((file.read_word(3), file.read_word(20)), (file.files.word(TAG, 3 * file.on.page), 5));
+        assert_eq!(file.write(), 1);
+        drop(used);
+        // One page of a folio stands for all of them.
+        let folio = file.object.pages(20..PAGES).unwrap().expect("it is in memory").len() as u64 / file.on.page;
+        file.invalidate(20..21);
+        assert_eq!([19, 20, 20 + folio - 1].map(has), [false; 3]);
+        assert_eq!(file.read_word(20), 5);
+        file.invalidate(0..u64::MAX);
+        assert_eq!(file.object.resident(), 0);
     });
 }
 
