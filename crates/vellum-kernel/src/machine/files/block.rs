@@ -105,6 +105,24 @@ impl File for Opened {
         if from.left() == 0 { Ok((0, self.pages.size())) } else { Err(Errno::ENOSPC) }
     }
 
+    fn permits_direct(&self) -> bool {
+        true
+    }
+
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        self.pages.read_direct(at, to)
+    }
+
+    fn write_direct(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
+        let at = at.unwrap_or_else(|| self.pages.size());
+        let room = self.pages.size().saturating_sub(at);
+        if room == 0 && from.left() > 0 {
+            return Err(Errno::ENOSPC);
+        }
+        let count = self.pages.write_direct(at, &mut Limited(from, room as usize))?;
+        Ok((count, at + count as u64))
+    }
+
     fn write_lock(&self) -> Option<&SleepLock> {
         Some(&self.block.writing)
     }

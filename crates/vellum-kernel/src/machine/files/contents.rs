@@ -1,6 +1,7 @@
 //! Backs files with the engine's page-cache objects, so that programs can map them: files in
 //! memory, and files whose contents a store has.
 
+use super::direct::Direct;
 use crate::mem::payer::Shared;
 use crate::mem::spaces::All;
 use crate::mem::storage::{self, Filling, Store};
@@ -118,7 +119,7 @@ fn new_tag() -> u64 {
 }
 
 /// Returns the pages that have these bytes, at least in part.
-fn pages_of(bytes: Range<u64>) -> Range<u64> {
+pub fn pages_of(bytes: Range<u64>) -> Range<u64> {
     bytes.start / PAGE..bytes.end.div_ceil(PAGE)
 }
 
@@ -152,6 +153,11 @@ impl ObjectContents {
     fn of(object: Object, store: Option<Arc<dyn Store>>, this: Weak<ObjectContents>) -> Self {
         let (mapped, flushed) = (Opener::of(&object), AtomicU64::new(0));
         Self { mapped, object, sizing: Mutex::new(()), store, flushed, this }
+    }
+
+    /// Returns where the contents come from and go; `None` for a file in memory.
+    pub fn store(&self) -> Option<&dyn Store> {
+        self.store.as_deref()
     }
 
     /// Reads ahead for an opener that will read these bytes next. What memory has no room for is
@@ -356,7 +362,11 @@ impl ObjectContents {
     }
 
     /// Makes the file at least `size` bytes large.
-    fn grow(&self, size: u64) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    ///
+    /// `EFBIG`, `EIO`, `ENOMEM`.
+    pub fn grow(&self, size: u64) -> Result<(), Errno> {
         if size > self.size() {
             let _sizing = self.sizing.lock();
             if size > self.size() {
@@ -418,6 +428,18 @@ impl Pages for OpenedContents {
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
         self.contents.write(at, from)
+    }
+
+    fn direct_alignment(&self) -> Option<u64> {
+        self.contents.direct_alignment()
+    }
+
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        self.contents.read_direct(at, to)
+    }
+
+    fn write_direct(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        self.contents.write_direct(at, from)
     }
 
     fn expect_write(&self, bytes: Range<u64>) {
@@ -540,6 +562,24 @@ impl Pages for ObjectContents {
             at += written as u64;
             Ok((written, goes_on))
         })
+    }
+
+    fn direct_alignment(&self) -> Option<u64> {
+        Direct::of(self).map(|direct| direct.alignment())
+    }
+
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        match Direct::of(self) {
+            Some(direct) => direct.read(at, to),
+            None => self.read(at, to),
+        }
+    }
+
+    fn write_direct(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        match Direct::of(self) {
+            Some(direct) => direct.write(at, from),
+            None => self.write(at, from),
+        }
     }
 
     fn expect_write(&self, bytes: Range<u64>) {

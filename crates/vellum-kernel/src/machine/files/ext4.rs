@@ -4,7 +4,7 @@ use super::block::{self, Block};
 use super::contents::{ObjectContents, StoreOf};
 use crate::arch::random::random;
 use crate::mem::block::{BlockDevice, Sectors, read_pages, transfer, write_pages};
-use crate::mem::payer::Shared;
+use crate::mem::payer::{self, Shared};
 use crate::mem::storage::{self, Store};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -16,7 +16,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4::contents::{Contents, Place};
-use vellum_kernel::fs::ext4::{Ext4, Host, LARGEST_BLOCK};
+use vellum_kernel::fs::ext4::{BlockDevice as _, Ext4, Host, LARGEST_BLOCK, SECTOR};
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::tree::disk::Disk;
 use vellum_kernel::fs::tree::{self, Capacity, Node, Tree};
@@ -164,6 +164,46 @@ impl Store for FileStore {
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
         self.contents.punch(bytes)
+    }
+
+    fn direct_alignment(&self) -> Option<u64> {
+        Some(SECTOR)
+    }
+
+    fn read_direct(&self, at: u64, to: &mut [u8]) -> usize {
+        let device = Sectors(self.device.clone());
+        let reached = self.contents.read_direct(at..at + to.len() as u64, &mut |place, part| {
+            let to = &mut to[(part.start - at) as usize..(part.end - at) as usize];
+            match place {
+                Place::At(from) if !device.read(from, to) => return part.start,
+                Place::At(_) => {}
+                Place::Hole => to.fill(0),
+            }
+            part.end
+        });
+        (reached - at) as usize
+    }
+
+    fn write_direct(&self, at: u64, from: &[u8]) -> Result<usize, Errno> {
+        let (device, block, end) = (Sectors(self.device.clone()), self.contents.block_size(), at + from.len() as u64);
+        let blocks = at / block * block..end.next_multiple_of(block);
+        let mut whole;
+        let mut bytes = from;
+        if blocks != (at..end) {
+            // The rest of the first and of the last block stays. Nothing else writes to them: the
+            // caller has taken the place of their pages.
+            whole = payer::zeros((blocks.end - blocks.start) as usize)?;
+            if self.read_direct(blocks.start, &mut whole) < whole.len() {
+                return Ok(0);
+            }
+            whole[(at - blocks.start) as usize..][..from.len()].copy_from_slice(from);
+            bytes = &whole;
+        }
+        let reached = self.contents.write(blocks.start..end, &mut |to, part| {
+            let piece = &bytes[(part.start - blocks.start) as usize..(part.end - blocks.start) as usize];
+            if device.write(to, piece) { part.end } else { part.start }
+        })?;
+        Ok(reached.min(end).saturating_sub(at) as usize)
     }
 
     fn used(&self) -> u64 {

@@ -73,6 +73,13 @@ impl UserBytes {
         self.pieces.iter().copied()
     }
 
+    /// Returns whether the buffers that are left all begin and end at a multiple of `alignment`.
+    fn are_left_aligned(&self, alignment: u64) -> bool {
+        let is_multiple = |value: u64| value.is_multiple_of(alignment);
+        is_multiple(self.consumed)
+            && self.pieces[self.at..].iter().all(|(address, len)| is_multiple(*address | *len))
+    }
+
     fn total(&self) -> usize {
         self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum::<usize>() - self.consumed as usize
     }
@@ -113,6 +120,10 @@ impl Sink for UserBytes {
         })
     }
 
+    fn is_aligned(&self, alignment: u64) -> bool {
+        self.are_left_aligned(alignment)
+    }
+
     fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
         self.walk(bytes.len(), |memory, address, from, len| {
             uaccess::write_page(memory, address, &bytes[from..from + len])
@@ -140,6 +151,10 @@ impl Source for UserBytes {
         });
         (self.at, self.consumed) = (at, consumed);
         touched.is_ok_and(|touched| touched == count.min(self.total()))
+    }
+
+    fn is_aligned(&self, alignment: u64) -> bool {
+        self.are_left_aligned(alignment)
     }
 
     fn give_back(&mut self, count: usize) {

@@ -12,7 +12,7 @@ use spin::Once;
 use vellum::addr::FRAME_SIZE;
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::ext4;
+use vellum_kernel::fs::ext4::{self, BlockDevice as _};
 
 /// A block device. Offsets and lengths are multiples of 512 bytes.
 pub trait BlockDevice: Send + Sync {
@@ -149,6 +149,18 @@ impl Store for WholeDevice {
 
     fn is_memory(&self) -> bool {
         self.0.is_memory()
+    }
+
+    fn direct_alignment(&self) -> Option<u64> {
+        Some(ext4::SECTOR)
+    }
+
+    fn read_direct(&self, at: u64, to: &mut [u8]) -> usize {
+        if Sectors(self.0.clone()).read(at, to) { to.len() } else { 0 }
+    }
+
+    fn write_direct(&self, at: u64, from: &[u8]) -> Result<usize, Errno> {
+        Ok(if Sectors(self.0.clone()).write(at, from) { from.len() } else { 0 })
     }
 }
 

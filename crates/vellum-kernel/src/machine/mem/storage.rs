@@ -86,6 +86,26 @@ pub trait Store: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
+    /// Returns the alignment in bytes of direct transfers; `None` if the file has none.
+    fn direct_alignment(&self) -> Option<u64> {
+        None
+    }
+
+    /// Reads bytes past the page cache: those behind the end of the file are zeros. Returns the
+    /// number of bytes before the first that can't be read.
+    fn read_direct(&self, _at: u64, _to: &mut [u8]) -> usize {
+        0
+    }
+
+    /// Writes bytes past the page cache, which has none of their pages, and makes the file so large
+    /// that it has them. Returns the number of bytes before the first that can't be written.
+    ///
+    /// # Errors
+    /// Those of [`Store::set_size`].
+    fn write_direct(&self, _at: u64, _from: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::EINVAL)
+    }
+
     /// Returns the bytes of storage that the file uses.
     fn used(&self) -> u64 {
         0
@@ -344,6 +364,20 @@ impl Filling {
     /// Returns the bytes to fill, a slice for each folio.
     pub fn folios(&self) -> impl Iterator<Item = &[AtomicU8]> {
         self.0.iter().flat_map(|(over, _)| over.folios())
+    }
+
+    /// Returns the pages, by their numbers.
+    pub fn pages(&self) -> Range<u64> {
+        self.0.as_ref().map_or(0..0, |(over, _)| over.pages())
+    }
+
+    /// Leaves the pages missing, whose bytes the storage has, and makes the file's size at least
+    /// `size` bytes.
+    pub fn leave(mut self, size: u64) {
+        if let Some((over, pages)) = self.0.take() {
+            over.leave(size);
+            ended(pages, u64::MAX);
+        }
     }
 
     /// Puts the first `filled` pages into the file, whose size is then at least `size` bytes.

@@ -2,6 +2,7 @@
 //! the like.
 
 use super::pieces::{by_pieces, may_go_on};
+use super::sync::write_range;
 use super::{Answer, lock};
 use crate::files;
 use crate::files::user::UserBytes;
@@ -91,6 +92,7 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
     let open = open_of(thread, fd)?;
     let mut bytes = to.bytes(thread)?;
     let (all, waits) = (vellum_kernel::fs::Sink::room(&bytes), TransferWaits(thread));
+    write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
     let read = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
         Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes, &waits)).await,
@@ -129,6 +131,7 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         bytes.shorten(end - from);
     }
     let (all, waits) = (vellum_kernel::fs::Source::left(&bytes), TransferWaits(thread));
+    write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
         Some(at) => at_file(thread, &open, open.write_at(at, &mut bytes, &waits)).await,
@@ -253,6 +256,12 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
             let hides = argument as u32 & !open.flags() & abi::O_NOATIME != 0;
             if hides && !thread.credentials().file_credentials().owns(&open.inode().meta()) {
                 return Err(Errno::EPERM);
+            }
+            // A pipe has another use for the flag.
+            let may_be_direct =
+                || open.inode().meta().kind == Kind::Fifo || open.file().is_ok_and(|file| file.permits_direct());
+            if argument as u32 & abi::O_DIRECT != 0 && !may_be_direct() {
+                return Err(Errno::EINVAL);
             }
             open.set_flags(argument as u32);
             Ok(0)

@@ -110,7 +110,11 @@ fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
 /// Implements `statx`.
 pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answer {
     let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
-    let statx = inode.meta().statx();
+    let mut statx = inode.meta().statx();
+    if let Some(alignment) = inode.direct_alignment() {
+        statx.stx_mask |= abi::STATX_DIOALIGN;
+        (statx.stx_dio_mem_align, statx.stx_dio_offset_align) = (alignment, alignment);
+    }
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statx)).map(|()| 0)
 }
 

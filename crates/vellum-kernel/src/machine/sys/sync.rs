@@ -29,6 +29,20 @@ async fn write_back(thread: &Arc<Thread>, contents: &ObjectContents, mut pass: W
     by_pieces(thread, || contents.write_back(&mut pass).map(|()| true)).await
 }
 
+/// Waits until the storage has what an open file has in memory of a range of bytes, if it is open
+/// with `O_DIRECT`, for a direct read or write of them (Linux: `filemap_write_and_wait_range`).
+///
+/// # Errors
+///
+/// `ENOMEM`; `EINTR`: the thread is being killed.
+pub async fn write_range(thread: &Arc<Thread>, open: &Open, at: u64, len: usize) -> Result<(), Errno> {
+    let pages = at / FRAME_SIZE..at.saturating_add(len as u64).div_ceil(FRAME_SIZE);
+    match stored(open).filter(|_| open.flags() & abi::O_DIRECT != 0) {
+        Some((contents, _)) => write_back(thread, contents, Writeback::complete(pages)).await,
+        None => Ok(()),
+    }
+}
+
 /// Implements `fsync` and `fdatasync`. Files in memory have nothing to write.
 pub async fn fsync(thread: &Arc<Thread>, fd: u64) -> Answer {
     let open = open_of(thread, fd)?;

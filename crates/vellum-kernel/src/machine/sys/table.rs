@@ -139,7 +139,7 @@ system_calls! {
         __NR_vmsplice: Partial("copies; no gifted pages") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
 
-        __NR_openat: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+        __NR_openat: Partial("no O_ASYNC"), AfterHandlers
             => path::open(thread, a[0], a[1], a[2], a[3]).await;
         __NR_newfstatat: Full => path::stat(thread, a[0], a[1], a[2], a[3]);
         __NR_fstat: Full => path::fstat(thread, a[0], a[1]);
@@ -310,7 +310,7 @@ system_calls! {
         __NR_lstat: Full => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into());
         __NR_mkdir: Full => path::mkdir(thread, HERE, a[0], a[1]);
         __NR_mknod: Partial("no block devices") => path::mknod(thread, HERE, a[0], a[1], a[2]);
-        __NR_open: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+        __NR_open: Partial("no O_ASYNC"), AfterHandlers
             => path::open(thread, HERE, a[0], a[1], a[2]).await;
         __NR_pause: Full => signal::pause(thread).await;
         __NR_pipe: Full => anon_inode::pipe(thread, a[0], 0);

@@ -125,6 +125,12 @@ pub trait Inode: Send + Sync + Any {
         None
     }
 
+    /// Returns the alignment in bytes of the offsets, lengths and memory of direct reads and writes
+    /// (`STATX_DIOALIGN`); `None` if there are none, so that `O_DIRECT` changes nothing.
+    fn direct_alignment(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the statistics of its file system.
     fn space(&self) -> Space {
         Space::default()
@@ -248,6 +254,33 @@ pub trait File: Send + Sync {
     /// Those of [`File::write`].
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
         self.write(0, from).map(|count| (count, 0))
+    }
+
+    /// Returns true if the file may be open with `O_DIRECT` (Linux: `FMODE_CAN_ODIRECT`).
+    fn permits_direct(&self) -> bool {
+        false
+    }
+
+    /// Reads as [`File::read`] does, for a file that is open with `O_DIRECT`: past the page cache,
+    /// unless the file is in memory.
+    ///
+    /// # Errors
+    /// `EINVAL`: not aligned. Those of [`File::read`].
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        self.read(at, to)
+    }
+
+    /// Writes as [`File::write`] does, or without `at` as [`File::append`] does, for a file that is
+    /// open with `O_DIRECT`: past the page cache, unless the file is in memory. Returns the number
+    /// of bytes written, and the offset behind the last of them.
+    ///
+    /// # Errors
+    /// `EINVAL`: not aligned. Those of [`File::write`].
+    fn write_direct(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
+        match at {
+            Some(at) => self.write(at, from).map(|count| (count, at + count as u64)),
+            None => self.append(from),
+        }
     }
 
     /// Returns the lock that the caller holds while one `write` takes several calls, if other

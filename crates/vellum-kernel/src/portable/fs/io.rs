@@ -48,6 +48,12 @@ pub trait Sink: Send {
     /// `EFAULT`: not one byte could be copied, though there is room.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
 
+    /// Returns true if the memory that is left, each buffer of it, begins and ends at a multiple of
+    /// `alignment` (Linux: `iov_iter_alignment`).
+    fn is_aligned(&self, _alignment: u64) -> bool {
+        true
+    }
+
     /// Copies bytes of a page into the sink, as [`Sink::put`] does.
     ///
     /// # Errors
@@ -81,8 +87,14 @@ pub trait Source: Send {
     }
 
     /// Takes back the last `count` bytes that were taken, which are the next again. Called only
-    /// after the source faulted: one that never does needs no implementation.
+    /// after the source faulted, or by a direct write: kernel memory needs no implementation.
     fn give_back(&mut self, _count: usize) {}
+
+    /// Returns true if the memory that is left, each buffer of it, begins and ends at a multiple of
+    /// `alignment` (Linux: `iov_iter_alignment`).
+    fn is_aligned(&self, _alignment: u64) -> bool {
+        true
+    }
 
     /// Copies the next bytes to a page, as [`Source::take`] does.
     ///
@@ -141,6 +153,10 @@ impl Sink for Limited<'_, dyn Sink + '_> {
         Ok(count)
     }
 
+    fn is_aligned(&self, alignment: u64) -> bool {
+        self.0.is_aligned(alignment)
+    }
+
     fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
         let count = self.0.put_page(&bytes[..bytes.len().min(self.1)])?;
         self.1 -= count;
@@ -162,6 +178,10 @@ impl Source for Limited<'_, dyn Source + '_> {
 
     fn fault_in(&mut self, count: usize) -> bool {
         self.0.fault_in(count.min(self.1))
+    }
+
+    fn is_aligned(&self, alignment: u64) -> bool {
+        self.0.is_aligned(alignment)
     }
 
     fn give_back(&mut self, count: usize) {

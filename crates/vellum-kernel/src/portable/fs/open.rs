@@ -142,6 +142,21 @@ impl Open {
         self.file()
     }
 
+    /// Reads some bytes of the file at an offset, past the page cache with `O_DIRECT`.
+    fn read_chunk(&self, file: &dyn File, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        if self.flags() & O_DIRECT != 0 { file.read_direct(at, to) } else { file.read(at, to) }
+    }
+
+    /// Writes some bytes to the file at an offset, or at the end with `O_APPEND`, past the page
+    /// cache with `O_DIRECT`. Returns their number, and the offset behind the last of them.
+    fn write_chunk(&self, file: &dyn File, at: u64, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
+        match (self.flags() & O_APPEND == 0).then_some(at) {
+            at if self.flags() & O_DIRECT != 0 => file.write_direct(at, from),
+            Some(at) => file.write(at, from).map(|count| (count, at + count as u64)),
+            None => file.append(from),
+        }
+    }
+
     /// Calls `attempt` until it returns something other than `EAGAIN`, and waits at the file's wait
     /// queue in between. With `O_NONBLOCK` calls it once.
     async fn retry_unless_nonblocking<T>(
@@ -200,7 +215,7 @@ impl Open {
         let _guard = self.offset_lock.lock().await;
         let read = |to: &mut dyn Sink| {
             let mut offset = self.offset.lock();
-            let count = file.read(*offset, to)?;
+            let count = self.read_chunk(&**file, *offset, to)?;
             *offset += count as u64;
             Ok(count)
         };
@@ -222,12 +237,7 @@ impl Open {
         let write = |from: &mut dyn Source| {
             let mut offset = self.offset.lock();
             let count;
-            if self.flags() & O_APPEND != 0 {
-                (count, *offset) = file.append(from)?;
-            } else {
-                count = file.write(*offset, from)?;
-                *offset += count as u64;
-            }
+            (count, *offset) = self.write_chunk(&**file, *offset, from)?;
             Ok(count)
         };
         self.write_all(&**file, from, waits, write).await
@@ -244,7 +254,7 @@ impl Open {
         }
         let mut at = at;
         let read = |to: &mut dyn Sink| {
-            let count = file.read(at, to)?;
+            let count = self.read_chunk(&**file, at, to)?;
             at += count as u64;
             Ok(count)
         };
@@ -262,11 +272,8 @@ impl Open {
         }
         let mut at = at;
         let write = |from: &mut dyn Source| {
-            if self.flags() & O_APPEND != 0 {
-                return file.append(from).map(|(count, _)| count);
-            }
-            let count = file.write(at, from)?;
-            at += count as u64;
+            let count;
+            (count, at) = self.write_chunk(&**file, at, from)?;
             Ok(count)
         };
         self.write_all(&**file, from, waits, write).await

@@ -49,6 +49,30 @@ pub trait Pages: Send + Sync {
     /// Those of the source, `EFBIG`, `ENOSPC` or `ENOMEM`, if nothing was written.
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno>;
 
+    /// Returns the alignment in bytes of direct reads and writes; `None` if the contents are in
+    /// memory alone, so that there are none.
+    fn direct_alignment(&self) -> Option<u64> {
+        None
+    }
+
+    /// Reads as [`Pages::read`] does, from the storage and past the page cache, if the contents have
+    /// a storage. Later steps read the rest of what is wanted.
+    ///
+    /// # Errors
+    /// `EINVAL`: not aligned. Those of [`Pages::read`].
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        self.read(at, to)
+    }
+
+    /// Writes as [`Pages::write`] does, to the storage and past the page cache, if the contents have
+    /// a storage. Later steps write the rest.
+    ///
+    /// # Errors
+    /// `EINVAL`: not aligned. Those of [`Pages::write`].
+    fn write_direct(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        self.write(at, from)
+    }
+
     /// Announces that the caller is about to write all of a range, so that memory for it can be
     /// allocated at once. Does nothing by default.
     fn expect_write(&self, _bytes: Range<u64>) {}

@@ -90,6 +90,11 @@ impl Contents {
         &self.fs
     }
 
+    /// Returns the bytes of a block.
+    pub fn block_size(&self) -> u64 {
+        self.fs.block
+    }
+
     /// Returns the bytes on the device that the file uses.
     pub fn used(&self) -> u64 {
         let (changes, used) = {
@@ -172,11 +177,18 @@ impl Contents {
         bytes.end
     }
 
+    /// Reads as [`Contents::read`] does, while no block is taken from the file: what it reads is the
+    /// file's, even if the file is truncated meanwhile.
+    pub fn read_direct(&self, bytes: Range<u64>, each: &mut dyn FnMut(Place, Range<u64>) -> u64) -> u64 {
+        let _placing = self.placing.lock();
+        self.read(bytes, each)
+    }
+
     /// Has `bytes` of the file written: finds room for them, and calls `each` with the parts of
     /// which they consist, in their order, and the offset on the device to which it is to write
     /// each, until it returns an offset before the end of its part: the one that it has reached. A
     /// part is whole blocks: at the end of `bytes` up to a block more, which get zeros.
-    /// `bytes.start` is a multiple of the size of a page.
+    /// `bytes.start` is a multiple of the size of a block.
     ///
     /// Returns the offset that was reached, in whole blocks, which lies behind the end if all was
     /// written. The file has the bytes before it, and at least that size, but no more than

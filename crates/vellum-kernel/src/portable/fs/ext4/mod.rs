@@ -27,7 +27,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-pub use host::{BlockDevice, Host};
+pub use host::{BlockDevice, Host, SECTOR};
 use host::{Blocks, Clock, Entropy};
 use linux_raw_sys::general::EXT4_SUPER_MAGIC;
 use rsext4::{

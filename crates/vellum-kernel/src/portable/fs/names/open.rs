@@ -8,7 +8,7 @@ use crate::fs::open::{Name, Open};
 use crate::fs::write_access::Writing;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
-    O_ACCMODE, O_CREAT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
+    O_ACCMODE, O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
 };
 
 impl View<'_> {
@@ -93,14 +93,18 @@ impl View<'_> {
     /// `O_TRUNC`.
     ///
     /// # Errors
-    /// `ETXTBSY`: a program runs from the inode. Those of [`Inode::truncate`], and of opening it.
+    /// `ETXTBSY`: a program runs from the inode. `EINVAL`: `O_DIRECT`, of a file that has no direct
+    /// reads and writes. Those of [`Inode::truncate`], and of opening it.
     fn opened(&self, inode: Arc<dyn Inode>, flags: u32, name: Option<Name>) -> Result<Open, Errno> {
         let (writes, truncates) = (flags & O_ACCMODE != O_RDONLY, flags & O_TRUNC != 0);
         let mut writing = if writes || truncates { Writing::begin(&inode)? } else { None };
+        let file = self.file(&inode, flags)?;
+        if flags & O_DIRECT != 0 && !file.as_ref().is_some_and(|file| file.permits_direct()) {
+            return Err(Errno::EINVAL);
+        }
         if truncates && inode.meta().kind == Kind::Regular {
             inode.truncate(0)?;
         }
-        let file = self.file(&inode, flags)?;
         writing = writing.filter(|_| writes);
         Ok(Open::new(inode, file, flags, name).with_write_access(writing))
     }

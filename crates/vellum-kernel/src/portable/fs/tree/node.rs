@@ -362,6 +362,11 @@ impl Inode for Node {
         self.set_size(size)
     }
 
+    fn direct_alignment(&self) -> Option<u32> {
+        let Body::Regular(regular) = &self.body else { return None };
+        regular.pages.direct_alignment().map(|alignment| alignment as u32)
+    }
+
     fn write_access(&self) -> Option<&WriteAccess> {
         if let Body::Regular(regular) = &self.body { Some(&regular.write_access) } else { None }
     }

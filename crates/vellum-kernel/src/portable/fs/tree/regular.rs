@@ -81,16 +81,22 @@ impl Node {
     }
 
     /// Writes to `pages`, which are the file's own or an opener's, at an offset, or at the end of
-    /// the file. Returns the offset of the first byte, and the number of bytes written, at most
-    /// [`WRITE_CHUNK`].
-    fn write_chunk(&self, pages: &dyn Pages, at: Option<u64>, from: &mut dyn Source) -> Result<(u64, usize), Errno> {
+    /// the file. `write` is [`Pages::write`] or [`Pages::write_direct`]. Returns the number of bytes
+    /// written, at most [`WRITE_CHUNK`], and the offset behind the last of them.
+    fn write_chunk(
+        &self,
+        pages: &dyn Pages,
+        at: Option<u64>,
+        from: &mut dyn Source,
+        write: impl FnOnce(&dyn Pages, u64, &mut dyn Source) -> Result<usize, Errno>,
+    ) -> Result<(usize, u64), Errno> {
         let regular = self.regular()?;
         let seals = regular.seals.lock();
         let size = pages.size();
         let at = at.unwrap_or(size);
         let mut most = WRITE_CHUNK;
         if from.left() == 0 {
-            return Ok((at, 0));
+            return Ok((0, at));
         }
         if *seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) != 0 {
             return Err(Errno::EPERM);
@@ -104,9 +110,9 @@ impl Node {
         if at.is_multiple_of(EXPECTED) {
             pages.expect_write(at..at.saturating_add(EXPECTED.min(from.left() as u64)));
         }
-        let count = pages.write(at, &mut Limited(from, most))?;
+        let count = write(pages, at, &mut Limited(from, most))?;
         self.touch_modified();
-        Ok((at, count))
+        Ok((count, at + count as u64))
     }
 
     /// Adds seals (`F_ADD_SEALS`).
@@ -153,11 +159,25 @@ impl File for OpenRegular {
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        self.node.write_chunk(&*self.pages, Some(at), from).map(|(_, count)| count)
+        self.node.write_chunk(&*self.pages, Some(at), from, |pages, at, from| pages.write(at, from)).map(|(count, _)| count)
     }
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
-        self.node.write_chunk(&*self.pages, None, from).map(|(at, count)| (count, at + count as u64))
+        self.node.write_chunk(&*self.pages, None, from, |pages, at, from| pages.write(at, from))
+    }
+
+    fn permits_direct(&self) -> bool {
+        true
+    }
+
+    fn read_direct(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let count = self.pages.read_direct(at, to)?;
+        self.node.touch_accessed();
+        Ok(count)
+    }
+
+    fn write_direct(&self, at: Option<u64>, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
+        self.node.write_chunk(&*self.pages, at, from, |pages, at, from| pages.write_direct(at, from))
     }
 
     fn seekable(&self) -> bool {
