@@ -1,4 +1,5 @@
 // ext4 DEVICE mixed [PROCESSES] [STEPS] [SEED]
+// ext4 DEVICE direct
 // ext4 DEVICE load [SEED]
 // ext4 DEVICE check FILE...
 //
@@ -8,11 +9,13 @@
 //        calls and by mappings, and compare the file with what it must have; so does the program
 //        after the file system was unmounted and mounted again. Prints a row; the status is 1 if a
 //        byte was wrong.
+// direct checks rules of O_DIRECT (direct.h), and prints a row for each
 // load   writes files for ever, and prints a line with name, size and number of each once it was
 //        synchronised: for a machine that is to lose its power
 // check  reads lines that `load` has printed, and checks that the disk has what they name. The
 //        status is 1 if it has not
 #include "common.h"
+#include "direct.h"
 #include "random.h"
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -36,7 +39,7 @@ static void unmount(void) {
 // A file, with what it must have.
 struct file {
     char path[64];
-    int fd;
+    int fd, direct;
     unsigned char *mapped;
     size_t size;
     unsigned char bytes[LONGEST];
@@ -67,7 +70,8 @@ static void compare(const struct file *file, const char *what, const unsigned ch
 
 static void open_file(struct file *file, int flags) {
     file->fd = open(file->path, O_RDWR | flags, 0644);
-    if (file->fd < 0)
+    file->direct = open(file->path, O_RDWR | O_DIRECT);
+    if (file->fd < 0 || file->direct < 0)
         die("open of %s", file->path);
     file->mapped = mmap(NULL, LONGEST, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
     if (file->mapped == MAP_FAILED)
@@ -77,6 +81,7 @@ static void open_file(struct file *file, int flags) {
 static void close_file(struct file *file) {
     munmap(file->mapped, LONGEST);
     close(file->fd);
+    close(file->direct);
 }
 
 static void compare_all(const struct file *file) {
@@ -104,9 +109,12 @@ static void note(struct file *file, size_t at, const unsigned char *bytes, size_
         file->size = at + count;
 }
 
+// The random operations; the direct ones are the last.
+enum { FIRST_DIRECT = 16, OPERATIONS = 19 };
+
 // Does a random operation on a file.
 static void step(struct file *file, uint64_t *state) {
-    static unsigned char bytes[LONGEST];
+    static _Alignas(PAGE) unsigned char bytes[LONGEST];
     size_t at = below(LONGEST - 1, state), most = below(4, state) ? 9000 : LONGEST;
     size_t count = 1 + below((LONGEST - at < most ? LONGEST - at : most), state);
     // Often whole pages.
@@ -116,15 +124,22 @@ static void step(struct file *file, uint64_t *state) {
         if (at + count > LONGEST)
             count = LONGEST - at;
     }
+    uint64_t which = below(OPERATIONS, state);
+    if (which >= FIRST_DIRECT) {
+        at = at / SECTOR * SECTOR;
+        count = (count + SECTOR - 1) / SECTOR * SECTOR;
+        if (at + count > LONGEST)
+            count = LONGEST - at;
+    }
     memset(bytes, (int)(1 + below(255, state)), count);
     bytes[0] ^= 0x55;
     bytes[count - 1] ^= 0xaa;
     size_t inside = file->size > at ? (file->size - at < count ? file->size - at : count) : 0;
-    static const char *const names[16] = {
+    static const char *const names[OPERATIONS] = {
         "pwrite",    "pwrite", "pwrite", "a mapped write", "a mapped write", "a mapped read", "pread",   "ftruncate",
         "fallocate, a hole", "fallocate", "fsync",  "msync",          "fadvise",        "pageout",       "reopening", "renaming",
+        "a direct pwrite", "a direct pwrite", "a direct pread",
     };
-    uint64_t which = below(16, state);
     int mode;
     last[operations % REMEMBERED].what = names[which];
     last[operations % REMEMBERED].at = at;
@@ -146,8 +161,9 @@ static void step(struct file *file, uint64_t *state) {
     case 5:
         compare(file, "a mapping", file->mapped + at, at, inside);
         break;
-    case 6: {
-        ssize_t got = pread(file->fd, bytes, count, (off_t)at);
+    case 6:
+    case 18: {
+        ssize_t got = pread(which == 6 ? file->fd : file->direct, bytes, count, (off_t)at);
         if (got != (ssize_t)inside)
             die("%s: read %zd of %zu bytes at %zu", file->path, got, inside, at);
         compare(file, "a read", bytes, at, inside);
@@ -191,6 +207,12 @@ static void step(struct file *file, uint64_t *state) {
     case 14:
         close_file(file);
         open_file(file, 0);
+        break;
+    case 16:
+    case 17:
+        if (pwrite(file->direct, bytes, count, (off_t)at) != (ssize_t)count)
+            die("%s: a direct pwrite of %zu bytes at %zu", file->path, count, at);
+        note(file, at, bytes, count);
         break;
     case 15: {
         // The same by another name.
@@ -362,12 +384,14 @@ static int check(const char *name) {
 
 int main(int argc, char **argv) {
     if (argc < 3)
-        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | load [SEED] | check FILE", argv[0]);
+        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | load [SEED] | check FILE", argv[0]);
     device = argv[1];
     mount_device();
     int status;
     if (!strcmp(argv[2], "mixed"))
         status = mixed(argument(argc, argv, 3, 4), argument(argc, argv, 4, 2000), argument(argc, argv, 5, 1));
+    else if (!strcmp(argv[2], "direct"))
+        status = check_rules(direct_rules, sizeof direct_rules / sizeof *direct_rules);
     else if (!strcmp(argv[2], "load"))
         status = load(argument(argc, argv, 3, 1));
     else if (!strcmp(argv[2], "check") && argc > 3)
