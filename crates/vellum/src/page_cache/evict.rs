@@ -103,18 +103,6 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
     }
 }
 
-/// Returns the pages of an object with those that are in one folio with the first or the last of
-/// them.
-pub(crate) fn with_whole_folios<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) -> Range<u64> {
-    let frames = object.machine.frames();
-    let state = object.lock();
-    let folio = |page| match state.index.find(frames, page) {
-        Some(Entry::Resident(pfn)) => pages_of(object, frames.head(pfn).1),
-        _ => page..page + 1,
-    };
-    if pages.is_empty() { pages } else { folio(pages.start).start..folio(pages.end - 1).end }
-}
-
 /// Has the host write the dirty pages of an isolated folio. No PTE maps the folio: one that does by
 /// now stays, and the next call of this function finds it unmapped.
 fn start_write<P: Platform>(object: &Object<'_, P>, frame: &Frame) {

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use super::index::{Entry, FreedNodes, Index, NextHole, last_node_of};
 use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
+use crate::frame::Counts;
 use crate::machine::Machine;
 use crate::memcg::DirtyChange;
 use crate::platform::Platform;
@@ -166,6 +167,16 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
+/// Sets the size of an object with a store in which the host has moved bytes, from page `first` on
+/// (Linux: `FALLOC_FL_COLLAPSE_RANGE`, `FALLOC_FL_INSERT_RANGE`). The object has no page from
+/// `first` on but such that are being read, and the host has not begun to read these. Returns the
+/// pages that [`unmap_removed`](crate::space::unmap_removed) takes from the spaces, whose private
+/// copies go too, as on truncation.
+pub fn move_from<P: Platform>(object: &Object<'_, P>, first: u64, size: u64) -> RemovedPages {
+    object.lock().size = size.min(MAX_SIZE);
+    RemovedPages { first, end: u64::MAX, even_cows: true }
+}
+
 /// Zeroes the part of the last page behind the end at `size`, where programs may have written, if
 /// the page is in memory: writeback has left that part out, so the storage lacks it (Linux:
 /// `pagecache_isize_extended`). Does nothing for an object without a store.
@@ -178,6 +189,42 @@ fn zero_behind<P: Platform>(object: &Object<'_, P>, size: u64) -> Result<(), Obj
         object.page_part(size..(page + 1) << object.page_shift())?.zero();
     }
     Ok(())
+}
+
+/// Removes those of `pages` that are as the storage has them, a batch at a time. Spaces may still map
+/// them, but not writable: a page is clean only while no PTE allows writes to it, so that no store
+/// is lost. Pages stay that are being read, and those of folios that the host uses. No lock is held.
+pub(crate) fn remove_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) -> RemovedPages {
+    let (machine, head) = (object.machine, object.head());
+    let frames = machine.frames();
+    let goes = |index: &Index, page: u64, entry: Entry| {
+        let Entry::Resident(pfn) = entry else { return false };
+        let (frame, order) = (frames.head(pfn).1, head.page_order);
+        let Counts { refs, maps } = frame.counts();
+        let is_used = refs > maps + (1 << (frame.order() - order));
+        !is_used && !index.is_writing(frames, page) && !index.has_dirty(frames, page..page + 1)
+    };
+    let mut from = pages.start;
+    loop {
+        let mut state = object.lock();
+        let next = |index: &Index, from| index.next(frames, from).filter(|(page, _)| *page < pages.end);
+        let Some((first, entry)) = next(&state.index, from) else { break };
+        from = first + 1;
+        if goes(&state.index, first, entry) {
+            while from < first + MAX_BATCH as u64
+                && next(&state.index, from).is_some_and(|(page, entry)| page == from && goes(&state.index, page, entry))
+            {
+                from += 1;
+            }
+            let taken = RemovedBatch::take(machine, head, &mut state.index, first..from);
+            drop(state);
+            if let Some(removed) = taken {
+                from = removed.next;
+                removed.free(machine, head);
+            }
+        }
+    }
+    RemovedPages { first: pages.start, end: pages.end, even_cows: false }
 }
 
 /// Removes and frees all pages of an object without references. The caller holds no lock.

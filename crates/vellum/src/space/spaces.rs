@@ -4,9 +4,7 @@ use core::ops::Range;
 
 use crate::frame::Family;
 use crate::memcg::MemcgId;
-use crate::page_cache::{
-    Collapses, Object, ObjectError, RemovedPages, Writeback, Writes, drop_clean, with_whole_folios,
-};
+use crate::page_cache::{Collapses, Object, ObjectError, RemovedPages, Writeback, Writes, remove_clean};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;
@@ -170,21 +168,11 @@ pub fn write_back<'m, P: Platform>(
     Ok(())
 }
 
-/// Unmaps `pages` of an object with a store, and drops the clean ones, with those that share a
-/// folio with one of them: the next use of such a page reads it from the storage (Linux:
-/// `invalidate_inode_pages2_range`). A folio stays that has a dirty page, that the host uses, that a
-/// fault maps meanwhile, or that is mapped by a VMA with a record of its writes (userfaultfd,
-/// soft-dirty). The caller holds no lock.
-pub fn invalidate<'m, P: Platform>(
-    spaces: &(impl Spaces<'m, P> + ?Sized),
-    object: &Object<'m, P>,
-    pages: Range<u64>,
-) {
-    let pages = with_whole_folios(object, pages);
-    each_mapper(spaces, object, &mut |space| {
-        VmaOps::of(space).unmap_kept(object, pages.clone());
-    });
-    drop_clean(object, pages.clone());
-    // A page for which a fault has waited stays once.
-    drop_clean(object, pages);
+/// Drops the clean ones of `pages` of an object with a store, and unmaps all of `pages` in every
+/// space: the next use of a page that was dropped reads it from the storage (Linux:
+/// `invalidate_inode_pages2_range`). No store of a program is lost: pages that are dirty, or that
+/// the host uses, stay. The caller holds no lock, and other than that is bound as the caller of
+/// [`unmap_removed`] is.
+pub fn invalidate<'m, P: Platform>(spaces: &(impl Spaces<'m, P> + ?Sized), object: &Object<'m, P>, pages: Range<u64>) {
+    unmap_removed(spaces, object, &remove_clean(object, pages));
 }
