@@ -19,12 +19,13 @@ use vellum::addr::FRAME_SIZE;
 use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::{MemcgId, Refused};
 use vellum::page_cache::{
-    Changes, Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean,
+    Changes, Expected, ObjectError, Overwrite, PageCounts, Readahead, WriteErrors, Writeback, drop_clean, move_from,
 };
 use vellum::space;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::io::{PageBytes, in_pieces};
+use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
 /// A file's contents in a page-cache object.
@@ -454,6 +455,10 @@ impl Pages for OpenedContents {
         self.contents.punch(bytes)
     }
 
+    fn shift(&self, bytes: Range<u64>, shift: Shift) -> Result<bool, Errno> {
+        self.contents.shift(bytes, shift)
+    }
+
     fn next_data(&self, at: u64) -> Option<u64> {
         self.contents.next_data(at)
     }
@@ -613,6 +618,37 @@ impl Pages for ObjectContents {
         store.punch(whole.clone())?;
         // Pages that were read meanwhile have what the storage had before.
         self.punch_object(whole)
+    }
+
+    fn shift(&self, bytes: Range<u64>, shift: Shift) -> Result<bool, Errno> {
+        let store = self.store.as_ref().filter(|store| store.changes() == Changes::ToStore);
+        let (store, unit) = store.and_then(|store| Some((store, store.shift_unit()?))).ok_or(Errno::EOPNOTSUPP)?;
+        let (size, len) = (self.size(), bytes.end - bytes.start);
+        let to_move = if shift == Shift::Collapse { bytes.end } else { bytes.start };
+        if !(bytes.start | len).is_multiple_of(unit) || to_move >= size {
+            return Err(Errno::EINVAL);
+        }
+        let new = if shift == Shift::Collapse { size - len } else { size.saturating_add(len) };
+        if new > i64::MAX as u64 {
+            return Err(Errno::EFBIG);
+        }
+        // No page that may have bytes which move is in memory then, unless a program is quick. The
+        // storage has them, and programs can get none before the move: a read waits for it.
+        let pages = bytes.start / PAGE..u64::MAX;
+        self.write_back(&mut Writeback::complete(pages.clone()))?;
+        space::invalidate(&All, &self.object, pages.clone());
+        if self.object.next_data(pages.start).is_some() {
+            return Ok(false);
+        }
+        if !store.keep_size(size) {
+            return Err(Errno::EIO);
+        }
+        let mut gone = None;
+        let is_done = store.shift(bytes, shift, &mut || self.object.next_data(pages.start).is_none(), &mut || {
+            gone = Some(move_from(&self.object, pages.start, new))
+        })?;
+        gone.inspect(|gone| space::unmap_removed(&All, &self.object, gone));
+        Ok(is_done)
     }
 
     fn next_data(&self, at: u64) -> Option<u64> {

@@ -18,6 +18,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4::contents::{Contents, Place};
 use vellum_kernel::fs::ext4::{BlockDevice as _, Ext4, Host, LARGEST_BLOCK, SECTOR};
 use vellum_kernel::fs::meta::{Device, Time};
+use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::fs::tree::disk::Disk;
 use vellum_kernel::fs::tree::{self, Capacity, Node, Tree};
 use vellum_kernel::fs::{Inode, Kind, Pages};
@@ -164,6 +165,20 @@ impl Store for FileStore {
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
         self.contents.punch(bytes)
+    }
+
+    fn shift_unit(&self) -> Option<u64> {
+        Some(self.contents.block_size())
+    }
+
+    fn shift(
+        &self,
+        bytes: Range<u64>,
+        shift: Shift,
+        is_unused: &mut dyn FnMut() -> bool,
+        moved: &mut dyn FnMut(),
+    ) -> Result<bool, Errno> {
+        self.contents.shift(bytes, shift, is_unused, moved)
     }
 
     fn direct_alignment(&self) -> Option<u64> {

@@ -76,8 +76,7 @@ impl UserBytes {
     /// Returns whether the buffers that are left all begin and end at a multiple of `alignment`.
     fn are_left_aligned(&self, alignment: u64) -> bool {
         let is_multiple = |value: u64| value.is_multiple_of(alignment);
-        is_multiple(self.consumed)
-            && self.pieces[self.at..].iter().all(|(address, len)| is_multiple(*address | *len))
+        is_multiple(self.consumed) && self.pieces[self.at..].iter().all(|(address, len)| is_multiple(*address | *len))
     }
 
     fn total(&self) -> usize {

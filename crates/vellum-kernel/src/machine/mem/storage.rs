@@ -27,6 +27,7 @@ use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::page_cache::{Changes, Overwrite, finish_read, finish_write};
 use vellum::platform::{PendingPage, ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::wait::Queue;
 
 /// Where the pages of a file come from, and where they go.
@@ -104,6 +105,27 @@ pub trait Store: Send + Sync {
     /// Those of [`Store::set_size`].
     fn write_direct(&self, _at: u64, _from: &[u8]) -> Result<usize, Errno> {
         Err(Errno::EINVAL)
+    }
+
+    /// Returns the unit in bytes of [`Store::shift`]; `None`: the file can't do it.
+    fn shift_unit(&self) -> Option<u64> {
+        None
+    }
+
+    /// Moves the bytes behind the start of a range by its length. While nothing can be read from
+    /// the file, asks `is_unused` before the move whether the page cache has none of the bytes that
+    /// move, and calls `moved` after it. Returns false, with nothing changed, if `is_unused` does.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`; those of [`Store::set_size`].
+    fn shift(
+        &self,
+        _bytes: Range<u64>,
+        _shift: Shift,
+        _is_unused: &mut dyn FnMut() -> bool,
+        _moved: &mut dyn FnMut(),
+    ) -> Result<bool, Errno> {
+        Err(Errno::EOPNOTSUPP)
     }
 
     /// Returns the bytes of storage that the file uses.

@@ -312,9 +312,10 @@ pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
 /// Implements `fallocate`.
 pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
     const KEEPS_SIZE: u64 = 1;
+    const SHIFTS: u64 = (abi::FALLOC_FL_COLLAPSE_RANGE | abi::FALLOC_FL_INSERT_RANGE) as u64;
     let open = open_of(thread, fd)?;
     open.writable()?;
-    if mode & KEEPS_SIZE == 0 {
+    if mode & (KEEPS_SIZE | SHIFTS) == 0 {
         may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
     }
     // The file's write lock is held across the pieces, so that no write comes between them.

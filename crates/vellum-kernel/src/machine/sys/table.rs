@@ -124,7 +124,7 @@ system_calls! {
         __NR_readahead: Full => sync::readahead(thread, a[0], a[1], a[2]);
         __NR_sync: Full => sync::all(thread).await;
         __NR_ftruncate: Full => file::ftruncate(thread, a[0], a[1]);
-        __NR_fallocate: Partial("no collapse or insert") => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_fallocate: Full => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
         __NR_getdents64: Full => file::getdents(thread, a[0], a[1], a[2]);
         __NR_pipe2: Full => anon_inode::pipe(thread, a[0], a[1]);
         __NR_pselect6: Full => select::pselect(thread, a).await;

@@ -12,6 +12,16 @@ use core::any::Any;
 use core::ops::Range;
 use spin::Mutex;
 
+/// The direction in which the bytes of a file move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shift {
+    /// Those behind a range move to its start, and replace it (`FALLOC_FL_COLLAPSE_RANGE`).
+    Collapse,
+    /// Those from the start of a range on move to its end, and the range becomes a hole
+    /// (`FALLOC_FL_INSERT_RANGE`).
+    Insert,
+}
+
 /// A file's contents: a sparse array of pages with a size in bytes (Linux: the page cache of an
 /// inode). Holes read as zeros. The file serializes writes and changes of the size; reads may come
 /// at any time.
@@ -88,6 +98,16 @@ pub trait Pages: Send + Sync {
     /// # Errors
     /// `ENOMEM`.
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno>;
+
+    /// Moves all bytes behind the start of a range by its length. Returns false, with nothing
+    /// changed, if the caller is to try again.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`; `EINVAL`: the range is not whole blocks, or reaches to the end of the file or,
+    /// for [`Shift::Insert`], begins there. `EFBIG`, `ENOSPC`, `EIO`, `ENOMEM`.
+    fn shift(&self, _bytes: Range<u64>, _shift: Shift) -> Result<bool, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Returns the offset of the first byte from `at` on that is not in a hole, regardless of the
     /// size.

@@ -6,11 +6,12 @@
 
 use super::{Ext4, number};
 use crate::errno::Errno;
+use crate::fs::pages::Shift;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use rsext4::{BlockRun, PreallocationOptions, RangeOperation, ZeroRangeOptions};
-use spin::Mutex;
+use spin::{Mutex, RwLock};
 
 /// The contents of a file, in use. The last use of a file without a name frees it.
 pub struct Contents {
@@ -19,6 +20,9 @@ pub struct Contents {
     /// Held while blocks get bytes from the page cache, and while blocks are taken from the file.
     placing: Mutex<()>,
     last: Mutex<Last>,
+    /// Held for reading while bytes are read, and for writing while they move in the file: a page
+    /// has bytes of before a move, or of after it. Taken after `placing`.
+    moving: RwLock<()>,
 }
 
 /// The number of runs of a file that are kept in memory.
@@ -82,7 +86,7 @@ impl Contents {
     /// Begins the use of a file's contents. At most one at a time exists for a file.
     pub fn new(fs: &Arc<Ext4>, inode: u64) -> Self {
         fs.state.lock().in_use.insert(inode, false);
-        Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default() }
+        Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default(), moving: RwLock::default() }
     }
 
     /// Returns the file system.
@@ -133,6 +137,11 @@ impl Contents {
     /// Does a change of the file's blocks.
     fn change<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let _placing = self.placing.lock();
+        self.forget_places(change)
+    }
+
+    /// Does a change of the file's blocks. The caller holds `placing`.
+    fn forget_places<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let changed = change();
         let mut last = self.last.lock();
         *last = Last { changes: last.changes + 1, ..Last::default() };
@@ -155,6 +164,7 @@ impl Contents {
     /// Returns the offset that was reached; it is before the end, too, if the crate can't read
     /// where the next part is.
     pub fn read(&self, bytes: Range<u64>, each: &mut dyn FnMut(Place, Range<u64>) -> u64) -> u64 {
+        let _moving = self.moving.read();
         let block = self.fs.block;
         let mut at = bytes.start;
         while at < bytes.end {
@@ -279,6 +289,35 @@ impl Contents {
     pub fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
         let (len, keep_size) = (bytes.end - bytes.start, PreallocationOptions::KEEP_SIZE);
         self.change(|| self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, bytes.start, len, keep_size)))
+    }
+
+    /// Moves the bytes behind the start of a range by its length, all at once, also if the power is
+    /// lost. While no byte of the file can be read, asks `is_unused` before the move whether the
+    /// page cache has none of the bytes that move, and calls `moved` after it. Returns false, with
+    /// nothing changed, if `is_unused` does.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`, `EOPNOTSUPP`.
+    pub fn shift(
+        &self,
+        bytes: Range<u64>,
+        shift: Shift,
+        is_unused: impl FnOnce() -> bool,
+        moved: impl FnOnce(),
+    ) -> Result<bool, Errno> {
+        let what = match shift {
+            Shift::Collapse => RangeOperation::Collapse,
+            Shift::Insert => RangeOperation::Insert,
+        };
+        let len = bytes.end - bytes.start;
+        let _placing = self.placing.lock();
+        let _moving = self.moving.write();
+        if !is_unused() {
+            return Ok(false);
+        }
+        self.forget_places(|| self.fs.with(|fs| fs.operate_inode_range(number(self.inode)?, bytes.start, len, what)))?;
+        moved();
+        Ok(true)
     }
 
     /// Gives the file at least this size: that of the page cache, whose last pages may have been

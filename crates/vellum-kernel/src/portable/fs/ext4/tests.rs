@@ -7,14 +7,15 @@ use crate::errno::Errno;
 use crate::fs::inode::{Inode, NewInode};
 use crate::fs::io::{Sink, Source};
 use crate::fs::meta::{Device, Kind, Time};
-use crate::fs::pages::{OnHeap, Pages};
+use crate::fs::pages::{OnHeap, Pages, Shift};
 use crate::fs::tree::disk::Disk;
 use crate::fs::tree::{self, Capacity, Node, Tree};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 use core::ops::Range;
 use linux_raw_sys::general::{
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, O_RDWR, RENAME_EXCHANGE,
+    FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE,
+    O_RDWR, RENAME_EXCHANGE,
 };
 use oorandom::Rand64;
 use std::collections::BTreeMap;
@@ -106,16 +107,23 @@ struct Cached {
 impl Cached {
     fn new(device: &Arc<dyn BlockDevice>, fs: &Arc<Ext4>, inode: u64, size: u64) -> Result<Arc<Self>, Errno> {
         let (pages, contents) = (OnHeap::default(), Contents::new(fs, inode));
-        contents.read(0..size, &mut |place, part| {
+        let cached = Arc::new(Cached { contents, pages, device: device.clone(), dirty: Mutex::new(false) });
+        cached.load(size)?;
+        Ok(cached)
+    }
+
+    /// Reads all pages.
+    fn load(&self, size: u64) -> Result<(), Errno> {
+        self.pages.set_size(0)?;
+        self.contents.read(0..size, &mut |place, part| {
             if let Place::At(at) = place {
                 let mut bytes = vec![0; (part.end - part.start).next_multiple_of(SECTOR) as usize];
-                assert!(device.read(at, &mut bytes));
-                pages.write(part.start, &mut &bytes[..(part.end - part.start) as usize]).unwrap();
+                assert!(self.device.read(at, &mut bytes));
+                self.pages.write(part.start, &mut &bytes[..(part.end - part.start) as usize]).unwrap();
             }
             part.end
         });
-        pages.set_size(size)?;
-        Ok(Arc::new(Cached { contents, pages, device: device.clone(), dirty: Mutex::new(false) }))
+        self.pages.set_size(size)
     }
 
     fn write_back(&self) -> Result<(), Errno> {
@@ -168,6 +176,19 @@ impl Pages for Shared {
         self.0.pages.punch(bytes.clone())?;
         let bytes = bytes.start.next_multiple_of(4096)..bytes.end / 4096 * 4096;
         self.0.contents.punch(bytes)
+    }
+
+    fn shift(&self, bytes: Range<u64>, shift: Shift) -> Result<bool, Errno> {
+        let (size, len) = (self.size(), bytes.end - bytes.start);
+        if if shift == Shift::Collapse { bytes.end } else { bytes.start } >= size {
+            return Err(Errno::EINVAL);
+        }
+        self.0.write_back()?;
+        self.0.contents.grow(size)?;
+        assert_eq!(self.0.contents.shift(bytes.clone(), shift, || false, || panic!("nothing moves")), Ok(false));
+        let moved = self.0.contents.shift(bytes, shift, || true, || ())?;
+        self.0.load(if shift == Shift::Collapse { size - len } else { size + len })?;
+        Ok(moved)
     }
 
     fn next_data(&self, at: u64) -> Option<u64> {
@@ -497,6 +518,65 @@ fn a_range_of_zeros_keeps_its_blocks() {
     check("zeros", &device.bytes(), false);
 }
 
+/// Bytes move in a file of many extents as in a vector, and Linux finds them there.
+#[test]
+fn bytes_move_as_in_a_vector() {
+    for block in [1024u64, 4096] {
+        let name = format!("moves-{block}");
+        let device = Recorder::new(image(&name, &["-b", &block.to_string()]));
+        let (mounted, root) = Mounted::mount(&device).unwrap();
+        let above: Arc<dyn Inode> = root.clone();
+        let file = make(&above, "f", Kind::Regular).unwrap();
+        let open = file.clone().open(O_RDWR).unwrap();
+        let (mut random, mut model) = (Rand64::new(block.into()), Vec::<u8>::new());
+        // Every other block is a hole, so that the extents fill several nodes.
+        for number in 0..400 {
+            model.resize((number * 2 * block) as usize, 0);
+            model.resize(model.len() + block as usize, number as u8 | 1);
+            write(&file, number * 2 * block, &model[model.len() - block as usize..]).unwrap();
+        }
+        mounted.sync(&root).unwrap();
+        for step in 0..120 {
+            let blocks = model.len() as u64 / block;
+            let (at, count) = (random.rand_range(0..blocks), random.rand_range(1..20));
+            let (bytes, vector) = (at * block..(at + count) * block, (at * block) as usize);
+            let len = (count * block) as usize;
+            if step % 2 == 0 {
+                open.allocate(FALLOC_FL_INSERT_RANGE, bytes, 0).unwrap();
+                model.splice(vector..vector, vec![0; len]);
+            } else if vector + len < model.len() {
+                open.allocate(FALLOC_FL_COLLAPSE_RANGE, bytes, 0).unwrap();
+                model.drain(vector..vector + len);
+            } else {
+                assert_eq!(open.allocate(FALLOC_FL_COLLAPSE_RANGE, bytes, 0), Err(Errno::EINVAL));
+            }
+            assert_eq!(file.meta().size, model.len() as u64);
+            if step % 10 == 0 {
+                write(&file, vector as u64 + 7, &[step as u8 | 1; 5000]).unwrap();
+                let end = vector + 7 + 5000;
+                model.resize(model.len().max(end), 0);
+                model[vector + 7..end].fill(step as u8 | 1);
+            }
+            assert!(read(&file) == model, "step {step}");
+        }
+        for mode in [FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE] {
+            assert_eq!(open.allocate(mode | FALLOC_FL_KEEP_SIZE, 0..block, 0), Err(Errno::EOPNOTSUPP));
+        }
+        let end = (model.len() as u64).next_multiple_of(block);
+        assert_eq!(open.allocate(FALLOC_FL_INSERT_RANGE, end..end + block, 0), Err(Errno::EINVAL));
+        drop((open, file, above));
+        mounted.unmount(root);
+        drop(mounted);
+        check(&name, &device.bytes(), false);
+        let (mounted, root) = Mounted::mount(&device).unwrap();
+        let file = root.clone().directory().unwrap().find(b"f").unwrap();
+        assert!(read(&file) == model);
+        drop(file);
+        mounted.unmount(root);
+        check(&name, &device.bytes(), false);
+    }
+}
+
 /// A full disk refuses, loses nothing that it has, and has room again once files are removed.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
@@ -565,10 +645,12 @@ fn change(root: &Arc<dyn Inode>, random: &mut Rand64, touched: &mut Vec<String>)
         }
         5 => {
             let at = random.rand_range(0..100_000);
+            let mode = [PUNCH, ZERO, FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE][(at % 4) as usize];
+            let bytes = if at % 4 < 2 { at..at + 50_000 } else { at / 4096 * 4096..(at / 4096 + 1 + at % 7) * 4096 };
             let _ = entries
                 .find(name_of.as_bytes())
                 .and_then(|file| file.open(O_RDWR))
-                .and_then(|file| file.allocate([PUNCH, ZERO][(at % 2) as usize], at..at + 50_000, 0));
+                .and_then(|file| file.allocate(mode, bytes, 0));
         }
         6 | 7 => {
             let _ = entries.remove(name_of.as_bytes(), false);

@@ -8,7 +8,8 @@ use crate::fs::open::{Name, Open};
 use crate::fs::write_access::Writing;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
-    O_ACCMODE, O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
+    O_ACCMODE, O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC,
+    O_WRONLY,
 };
 
 impl View<'_> {

@@ -4,7 +4,7 @@ use super::node::{Body, Node};
 use crate::errno::Errno;
 use crate::fs::inode::{File, Inode, Mappable};
 use crate::fs::io::{Limited, Sink, Source};
-use crate::fs::pages::Pages;
+use crate::fs::pages::{Pages, Shift};
 use crate::fs::write_access::WriteAccess;
 use crate::sleeplock::SleepLock;
 use alloc::sync::Arc;
@@ -12,7 +12,7 @@ use core::any::Any;
 use core::ops::Range;
 use linux_raw_sys::general::{
     F_ADD_SEALS, F_GET_SEALS, F_SEAL_EXEC, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE,
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE,
+    FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE,
 };
 use spin::Mutex;
 
@@ -159,7 +159,9 @@ impl File for OpenRegular {
     }
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
-        self.node.write_chunk(&*self.pages, Some(at), from, |pages, at, from| pages.write(at, from)).map(|(count, _)| count)
+        self.node
+            .write_chunk(&*self.pages, Some(at), from, |pages, at, from| pages.write(at, from))
+            .map(|(count, _)| count)
     }
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
@@ -209,6 +211,12 @@ impl File for OpenRegular {
         // As on Linux, files in memory have no such mode.
         let zeroes = mode & FALLOC_FL_ZERO_RANGE != 0 && self.node.fs.disk.is_some();
         match if zeroes { mode & !FALLOC_FL_ZERO_RANGE } else { mode } {
+            FALLOC_FL_COLLAPSE_RANGE | FALLOC_FL_INSERT_RANGE if !zeroes => {
+                let shift = if mode == FALLOC_FL_INSERT_RANGE { Shift::Insert } else { Shift::Collapse };
+                if !self.pages.shift(bytes.clone(), shift)? {
+                    return Ok(0);
+                }
+            }
             PUNCH if !zeroes => {
                 if *seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) != 0 {
                     return Err(Errno::EPERM);
