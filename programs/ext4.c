@@ -1,5 +1,6 @@
 // ext4 DEVICE mixed [PROCESSES] [STEPS] [SEED]
 // ext4 DEVICE direct
+// ext4 DEVICE shift [BLOCK]
 // ext4 DEVICE load [SEED]
 // ext4 DEVICE check FILE...
 //
@@ -10,13 +11,15 @@
 //        after the file system was unmounted and mounted again. Prints a row; the status is 1 if a
 //        byte was wrong.
 // direct checks rules of O_DIRECT (direct.h), and prints a row for each
+// shift  checks rules of FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE (shift.h) likewise,
+//        on a file system with blocks of BLOCK bytes (4096)
 // load   writes files for ever, and prints a line with name, size and number of each once it was
 //        synchronised: for a machine that is to lose its power
 // check  reads lines that `load` has printed, and checks that the disk has what they name. The
 //        status is 1 if it has not
 #include "common.h"
-#include "direct.h"
 #include "random.h"
+#include "shift.h"
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -109,8 +112,8 @@ static void note(struct file *file, size_t at, const unsigned char *bytes, size_
         file->size = at + count;
 }
 
-// The random operations; the direct ones are the last.
-enum { FIRST_DIRECT = 16, OPERATIONS = 19 };
+// The random operations: the last two move bytes, and three before them are direct.
+enum { FIRST_DIRECT = 16, FIRST_SHIFT = 19, OPERATIONS = 21 };
 
 // Does a random operation on a file.
 static void step(struct file *file, uint64_t *state) {
@@ -126,8 +129,9 @@ static void step(struct file *file, uint64_t *state) {
     }
     uint64_t which = below(OPERATIONS, state);
     if (which >= FIRST_DIRECT) {
-        at = at / SECTOR * SECTOR;
-        count = (count + SECTOR - 1) / SECTOR * SECTOR;
+        size_t unit = which >= FIRST_SHIFT ? PAGE : SECTOR;
+        at = at / unit * unit;
+        count = (count + unit - 1) / unit * unit;
         if (at + count > LONGEST)
             count = LONGEST - at;
     }
@@ -138,7 +142,7 @@ static void step(struct file *file, uint64_t *state) {
     static const char *const names[OPERATIONS] = {
         "pwrite",    "pwrite", "pwrite", "a mapped write", "a mapped write", "a mapped read", "pread",   "ftruncate",
         "fallocate, a hole", "fallocate", "fsync",  "msync",          "fadvise",        "pageout",       "reopening", "renaming",
-        "a direct pwrite", "a direct pwrite", "a direct pread",
+        "a direct pwrite", "a direct pwrite", "a direct pread", "a collapse", "an insertion",
     };
     int mode;
     last[operations % REMEMBERED].what = names[which];
@@ -214,6 +218,29 @@ static void step(struct file *file, uint64_t *state) {
             die("%s: a direct pwrite of %zu bytes at %zu", file->path, count, at);
         note(file, at, bytes, count);
         break;
+    case 19: {
+        bool refused = at + count >= file->size;
+        if ((fallocate(file->fd, FALLOC_FL_COLLAPSE_RANGE, (off_t)at, (off_t)count) == 0) == refused)
+            die("%s: a collapse of %zu bytes at %zu of %zu", file->path, count, at, file->size);
+        if (!refused) {
+            memmove(file->bytes + at, file->bytes + at + count, file->size - at - count);
+            set_size(file, file->size - count);
+        }
+        break;
+    }
+    case 20: {
+        bool refused = at >= file->size;
+        if (!refused && file->size + count > LONGEST)
+            break;
+        if ((fallocate(file->fd, FALLOC_FL_INSERT_RANGE, (off_t)at, (off_t)count) == 0) == refused)
+            die("%s: an insertion of %zu bytes at %zu of %zu", file->path, count, at, file->size);
+        if (!refused) {
+            memmove(file->bytes + at + count, file->bytes + at, file->size - at);
+            memset(file->bytes + at, 0, count);
+            file->size += count;
+        }
+        break;
+    }
     case 15: {
         // The same by another name.
         char other[sizeof file->path + 1];
@@ -384,7 +411,7 @@ static int check(const char *name) {
 
 int main(int argc, char **argv) {
     if (argc < 3)
-        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | load [SEED] | check FILE", argv[0]);
+        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | shift [BLOCK] | load [SEED] | check FILE", argv[0]);
     device = argv[1];
     mount_device();
     int status;
@@ -392,6 +419,8 @@ int main(int argc, char **argv) {
         status = mixed(argument(argc, argv, 3, 4), argument(argc, argv, 4, 2000), argument(argc, argv, 5, 1));
     else if (!strcmp(argv[2], "direct"))
         status = check_rules(direct_rules, sizeof direct_rules / sizeof *direct_rules);
+    else if (!strcmp(argv[2], "shift"))
+        block = (size_t)argument(argc, argv, 3, PAGE), status = check_rules(shift_rules, sizeof shift_rules / sizeof *shift_rules);
     else if (!strcmp(argv[2], "load"))
         status = load(argument(argc, argv, 3, 1));
     else if (!strcmp(argv[2], "check") && argc > 3)
