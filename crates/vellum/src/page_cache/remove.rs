@@ -191,9 +191,10 @@ fn zero_behind<P: Platform>(object: &Object<'_, P>, size: u64) -> Result<(), Obj
     Ok(())
 }
 
-/// Removes those of `pages` that are as the storage has them, a batch at a time. Spaces may still map
-/// them, but not writable: a page is clean only while no PTE allows writes to it, so that no store
-/// is lost. Pages stay that are being read, and those of folios that the host uses. No lock is held.
+/// Removes those of `pages` that are as the storage has them, a batch at a time. Spaces may still
+/// map them, but not writable: a page is clean only while no PTE allows writes to it, so that no
+/// store is lost. Pages stay that are being read, and those of folios that the host uses. No lock
+/// is held.
 pub(crate) fn remove_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) -> RemovedPages {
     let (machine, head) = (object.machine, object.head());
     let frames = machine.frames();

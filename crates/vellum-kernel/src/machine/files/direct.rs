@@ -3,9 +3,9 @@
 //!
 //! A direct read has the dirty pages of its bytes written first. A direct write has them written,
 //! and takes the pages out of memory ([`invalidate`]). Then it takes their place in the page cache
-//! ([`Overwrite`]) until the bytes are on the device: an access to one of the pages waits, and reads
-//! from the device what was written. So a mapping or a buffered read never sees older bytes after
-//! the write, and no writeback of an older page comes after it.
+//! ([`Overwrite`]) until the bytes are on the device: an access to one of the pages waits, and
+//! reads from the device what was written. So a mapping or a buffered read never sees older bytes
+//! after the write, and no writeback of an older page comes after it.
 //!
 //! A page that is dirty again, or that can't be taken out of memory, is read or written through the
 //! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free). The

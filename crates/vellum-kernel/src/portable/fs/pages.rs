@@ -65,8 +65,8 @@ pub trait Pages: Send + Sync {
         None
     }
 
-    /// Reads as [`Pages::read`] does, from the storage and past the page cache, if the contents have
-    /// a storage. Later steps read the rest of what is wanted.
+    /// Reads as [`Pages::read`] does, from the storage and past the page cache, if the contents
+    /// have a storage. Later steps read the rest of what is wanted.
     ///
     /// # Errors
     /// `EINVAL`: not aligned. Those of [`Pages::read`].
@@ -74,8 +74,8 @@ pub trait Pages: Send + Sync {
         self.read(at, to)
     }
 
-    /// Writes as [`Pages::write`] does, to the storage and past the page cache, if the contents have
-    /// a storage. Later steps write the rest.
+    /// Writes as [`Pages::write`] does, to the storage and past the page cache, if the contents
+    /// have a storage. Later steps write the rest.
     ///
     /// # Errors
     /// `EINVAL`: not aligned. Those of [`Pages::write`].

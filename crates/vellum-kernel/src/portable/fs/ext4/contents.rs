@@ -187,8 +187,8 @@ impl Contents {
         bytes.end
     }
 
-    /// Reads as [`Contents::read`] does, while no block is taken from the file: what it reads is the
-    /// file's, even if the file is truncated meanwhile.
+    /// Reads as [`Contents::read`] does, while no block is taken from the file: what it reads is
+    /// the file's, even if the file is truncated meanwhile.
     pub fn read_direct(&self, bytes: Range<u64>, each: &mut dyn FnMut(Place, Range<u64>) -> u64) -> u64 {
         let _placing = self.placing.lock();
         self.read(bytes, each)

@@ -81,8 +81,8 @@ impl Node {
     }
 
     /// Writes to `pages`, which are the file's own or an opener's, at an offset, or at the end of
-    /// the file. `write` is [`Pages::write`] or [`Pages::write_direct`]. Returns the number of bytes
-    /// written, at most [`WRITE_CHUNK`], and the offset behind the last of them.
+    /// the file, by `write`: [`Pages::write`] or [`Pages::write_direct`]. Returns the number of
+    /// bytes written, at most [`WRITE_CHUNK`], and the offset behind the last of them.
     fn write_chunk(
         &self,
         pages: &dyn Pages,
