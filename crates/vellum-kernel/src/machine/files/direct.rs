@@ -8,15 +8,19 @@
 //! after the write, and no writeback of an older page comes after it.
 //!
 //! A page that is dirty again, or that can't be taken out of memory, is read or written through the
-//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free). The
+//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free), and so
+//! is one for which the kernel has no memory: the page cache waits until some was reclaimed. The
 //! system call waits once for the dirty pages before it begins (`sys::sync::write_range`), so that
 //! this is rare, and no program that keeps a page dirty can hold a direct read or write up.
 
 use super::contents::{ObjectContents, errno, pages_of};
-use crate::mem::payer;
+use crate::mem::platform::Host;
 use crate::mem::spaces::All;
 use crate::mem::storage::{Filling, Store};
+use crate::mem::{payer, thread};
+use alloc::vec::Vec;
 use vellum::addr::FRAME_SIZE;
+use vellum::memcg::Refused;
 use vellum::page_cache::{Overwrite, Writeback};
 use vellum::space::{self, invalidate};
 use vellum_kernel::errno::Errno;
@@ -45,31 +49,45 @@ impl<'a> Direct<'a> {
         self.alignment
     }
 
-    /// Implements a step of [`Pages::read_direct`].
+    /// Implements a step of [`Pages::read_direct`], of up to [`AT_ONCE`] bytes.
     ///
     /// # Errors
     ///
     /// Those of [`Pages::read_direct`].
     pub fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-        let size = self.contents.size();
-        if at >= size || to.room() == 0 {
+        if at >= self.contents.size() || to.room() == 0 {
             return Ok(0);
         }
         if !(at | to.room() as u64).is_multiple_of(self.alignment) || !to.is_aligned(self.alignment) {
             return Err(Errno::EINVAL);
         }
-        let len = (to.room() as u64).min(AT_ONCE).min(size - at);
-        if !self.are_clean(at, len) {
-            return self.contents.read(at, &mut Limited(to, len as usize));
+        let to = &mut Limited(to, AT_ONCE as usize);
+        let mut done = 0;
+        in_pieces(|| {
+            let count = self.read_piece(at + done, to)?;
+            done += count as u64;
+            Ok((count, count > 0 && to.room() > 0))
+        })
+    }
+
+    /// Reads the first of the bytes for which there is room, past the page cache if it can. Returns
+    /// their number.
+    fn read_piece(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let len = (to.room() as u64).min(self.contents.size().saturating_sub(at));
+        if len == 0 {
+            return Ok(0);
         }
-        let mut bytes = payer::zeros(len.next_multiple_of(self.alignment) as usize)?;
+        if !self.are_clean(at, len) {
+            return self.contents.read(at, to);
+        }
+        let mut bytes = self.buffer(len as usize)?;
         match self.store.read_direct(at, &mut bytes).min(len as usize) {
             0 => Err(Errno::EIO),
             read => to.put(&bytes[..read]),
         }
     }
 
-    /// Implements a step of [`Pages::write_direct`].
+    /// Implements a step of [`Pages::write_direct`], of up to [`AT_ONCE`] bytes.
     ///
     /// # Errors
     ///
@@ -81,9 +99,19 @@ impl<'a> Direct<'a> {
         if !(at | from.left() as u64).is_multiple_of(self.alignment) || !from.is_aligned(self.alignment) {
             return Err(Errno::EINVAL);
         }
-        // All bytes are taken first: they may lie in a mapping of the very pages that go.
-        let mut bytes = payer::zeros(from.left().min(AT_ONCE as usize))?;
-        let taken = from.take(&mut bytes)?;
+        let mut bytes = self.buffer(from.left().min(AT_ONCE as usize))?;
+        let mut done = 0;
+        in_pieces(|| {
+            let count = self.write_from(at + done, &mut bytes, from)?;
+            done += count as u64;
+            Ok((count, count == bytes.len() && from.left() > 0 && done < AT_ONCE))
+        })
+    }
+
+    /// Writes as many bytes of the source as the buffer holds. Returns their number.
+    fn write_from(&self, at: u64, bytes: &mut [u8], from: &mut dyn Source) -> Result<usize, Errno> {
+        // All of them are taken first: they may lie in a mapping of the very pages that go.
+        let taken = from.take(bytes)?;
         let whole = taken - taken % self.alignment as usize;
         let mut done = 0;
         let written = in_pieces(|| {
@@ -110,19 +138,11 @@ impl<'a> Direct<'a> {
                 invalidate(&All, object, pages.clone());
             }
             if let Some(over) = Overwrite::begin(object, pages.clone(), payer::payer()).map_err(errno)? {
-                let place = Filling::new(over, object.serial())?;
-                let most = (place.pages().end * FRAME_SIZE).min(end) - at;
-                let written = self.store.write_direct(at, &bytes[..most as usize])?;
-                if written == 0 {
-                    return Err(Errno::EIO);
+                match self.write_to_store(at, bytes, over) {
+                    // Memory is short: the page cache waits for it.
+                    Err(Errno::ENOMEM) => {}
+                    written => return written,
                 }
-                // A hole is between the old end and the bytes, which begins in a page in memory
-                // unless that is one of `pages`.
-                if object.size() / FRAME_SIZE < pages.start {
-                    self.contents.grow(at)?;
-                }
-                place.leave(at + written as u64);
-                return Ok(written);
             }
         }
         let in_page = ((at / FRAME_SIZE + 1) * FRAME_SIZE).min(end) - at;
@@ -130,6 +150,45 @@ impl<'a> Direct<'a> {
         // It goes to the storage soon; `fsync` waits for it, and reports its error.
         let _ = space::write_back(&All, object, &mut Writeback::start(pages_of(at..at + written as u64)));
         Ok(written)
+    }
+
+    /// Writes those of some bytes to the storage whose pages `over` has. Returns their number.
+    fn write_to_store(&self, at: u64, bytes: &[u8], over: Overwrite<'static, Host>) -> Result<usize, Errno> {
+        let object = &self.contents.object;
+        let place = Filling::new(over, object.serial())?;
+        let pages = place.pages();
+        let most = (pages.end * FRAME_SIZE).min(at + bytes.len() as u64) - at;
+        let written = self.store.write_direct(at, &bytes[..most as usize])?;
+        if written == 0 {
+            return Err(Errno::EIO);
+        }
+        // A hole is between the old end and the bytes, which begins in a page in memory unless that
+        // is one of `pages`.
+        if object.size() / FRAME_SIZE < pages.start {
+            self.contents.grow(at)?;
+        }
+        place.leave(at + written as u64);
+        Ok(written)
+    }
+
+    /// Returns a buffer of up to `most` bytes, but at least one, in whole units of the alignment.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; the system call is restarted once memory was reclaimed.
+    fn buffer(&self, most: usize) -> Result<Vec<u8>, Errno> {
+        let mut len = most.next_multiple_of(self.alignment as usize);
+        payer::afford(len as u64)?;
+        let mut bytes = Vec::new();
+        // Reclaim makes single frames, and no larger blocks.
+        while bytes.try_reserve_exact(len).is_err() {
+            if len <= FRAME_SIZE as usize {
+                return Err(thread::failed(Some(Refused::OutOfMemory), vellum::errno::Errno::ENOMEM));
+            }
+            len = (len / 2).next_multiple_of(self.alignment as usize);
+        }
+        bytes.resize(len, 0);
+        Ok(bytes)
     }
 
     /// Returns whether the storage has the pages of some bytes as they are in memory. If not, has
