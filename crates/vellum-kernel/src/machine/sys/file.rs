@@ -13,6 +13,7 @@ use crate::task::blocked::throttle;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
 use core::future::Future;
+use core::pin::{Pin, pin};
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
@@ -95,8 +96,8 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
     write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
     let read = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes, &waits)).await,
-        None => at_file(thread, &open, open.read(&mut bytes, &waits)).await,
+        Some(at) => at_file(thread, &open, pin!(open.read_at(at, &mut bytes, &waits))).await,
+        None => at_file(thread, &open, pin!(open.read(&mut bytes, &waits))).await,
     };
     match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
         // Bytes that were read before the signal arrived must be reported: a pipe has lost them.
@@ -105,13 +106,14 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
     }
 }
 
-/// Awaits a file operation. If the file can block, any signal interrupts it; otherwise only a
-/// fatal signal does.
+/// Awaits a file operation, which stays in its place: it is large, and each function that took it
+/// by value would have room for it twice. If the file can block, any signal interrupts it;
+/// otherwise only a fatal signal does.
 ///
 /// # Errors
 ///
 /// `EINTR`.
-async fn at_file<T>(thread: &Thread, open: &Open, what: impl Future<Output = T>) -> Result<T, Errno> {
+async fn at_file<T>(thread: &Thread, open: &Open, what: Pin<&mut impl Future<Output = T>>) -> Result<T, Errno> {
     if open.is_always_ready() { thread.killable(what).await } else { thread.interruptible(what, None).await }
 }
 
@@ -134,8 +136,8 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
     write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, open.write_at(at, &mut bytes, &waits)).await,
-        None => at_file(thread, &open, open.write(&mut bytes, &waits)).await,
+        Some(at) => at_file(thread, &open, pin!(open.write_at(at, &mut bytes, &waits))).await,
+        None => at_file(thread, &open, pin!(open.write(&mut bytes, &waits))).await,
     };
     let done = match written {
         // Bytes that were written before the signal arrived are reported.

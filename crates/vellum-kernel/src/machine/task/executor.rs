@@ -19,6 +19,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use vellum::addr::FRAME_SIZE;
 
 pub use vellum_kernel::wait::yield_now;
 
@@ -84,8 +85,10 @@ pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
     start(future, Arc::new(SchedEntity { first: true, ..SchedEntity::default() }));
 }
 
-/// Creates the task and queues it.
-fn start(future: impl Future<Output = ()> + Send + 'static, entity: Arc<SchedEntity>) {
+/// Creates the task and queues it. Its future has one frame at most: more than that may not be free
+/// in one piece, and the kernel has a reserve of frames only.
+fn start<F: Future<Output = ()> + Send + 'static>(future: F, entity: Arc<SchedEntity>) {
+    const { assert!(size_of::<F>() <= FRAME_SIZE as usize) };
     let (task, handle) = Builder::new().metadata(entity).spawn(|_| future, WithInfo(enqueue));
     handle.detach();
     task.schedule();
