@@ -1,6 +1,7 @@
 // ext4 DEVICE mixed [PROCESSES] [STEPS] [SEED]
 // ext4 DEVICE direct
 // ext4 DEVICE shift [BLOCK]
+// ext4 DEVICE full
 // ext4 DEVICE load [SEED]
 // ext4 DEVICE check FILE...
 //
@@ -13,6 +14,7 @@
 // direct checks rules of O_DIRECT (direct.h), and prints a row for each
 // shift  checks rules of FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE (shift.h) likewise,
 //        on a file system with blocks of BLOCK bytes (4096)
+// full   fills the disk: writes fail with ENOSPC, and what they took before that is kept
 // load   writes files for ever, and prints a line with name, size and number of each once it was
 //        synchronised: for a machine that is to lose its power
 // check  reads lines that `load` has printed, and checks that the disk has what they name. The
@@ -22,6 +24,7 @@
 #include "shift.h"
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 enum { LONGEST = 64 * PAGE };
 
@@ -295,6 +298,49 @@ static int mixed(long processes, long steps, long seed) {
     return 0;
 }
 
+// Writes a file until the disk is full, and returns its size.
+static size_t write_until_full(const char *path) {
+    static unsigned char bytes[16 * PAGE];
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        die("%s", path);
+    size_t size = 0;
+    ssize_t written;
+    do {
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = byte_of(size + i, 1);
+        written = write(fd, bytes, sizeof bytes);
+        if (written > 0)
+            size += (size_t)written;
+    } while (written > 0);
+    if (written == 0 || errno != ENOSPC)
+        die("%s: write after %zu bytes", path, size);
+    if (fsync(fd))
+        die("%s: fsync", path);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    for (size_t at = 0; at < size; at += sizeof bytes) {
+        size_t count = size - at < sizeof bytes ? size - at : sizeof bytes;
+        if (pread(fd, bytes, count, (off_t)at) != (ssize_t)count || !has_bytes(bytes, at, count, 1))
+            die("%s: the bytes at %zu", path, at);
+    }
+    close(fd);
+    return size;
+}
+
+static int full(void) {
+    struct statvfs space;
+    if (statvfs(DIRECTORY, &space))
+        die("statvfs");
+    size_t room = space.f_bavail * space.f_bsize, sizes[2];
+    for (int i = 0; i < 2; i++) {
+        sizes[i] = write_until_full("/ext4/full");
+        if (unlink("/ext4/full"))
+            die("unlink");
+    }
+    printf("{\"case\": \"full\", \"room\": %zu, \"first\": %zu, \"second\": %zu}\n", room, sizes[0], sizes[1]);
+    return sizes[0] < room / 10 * 9 || sizes[1] < room / 10 * 9;
+}
+
 // The byte that belongs at an offset of the file with a number that `load` writes.
 static unsigned char loaded(uint64_t number, size_t at) {
     return (unsigned char)(number * 29 + at / 512 * 3 + at);
@@ -411,7 +457,7 @@ static int check(const char *name) {
 
 int main(int argc, char **argv) {
     if (argc < 3)
-        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | shift [BLOCK] | load [SEED] | check FILE", argv[0]);
+        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | shift [BLOCK] | full | load [SEED] | check FILE", argv[0]);
     device = argv[1];
     mount_device();
     int status;
@@ -421,6 +467,8 @@ int main(int argc, char **argv) {
         status = check_rules(direct_rules, sizeof direct_rules / sizeof *direct_rules);
     else if (!strcmp(argv[2], "shift"))
         block = (size_t)argument(argc, argv, 3, PAGE), status = check_rules(shift_rules, sizeof shift_rules / sizeof *shift_rules);
+    else if (!strcmp(argv[2], "full"))
+        status = full();
     else if (!strcmp(argv[2], "load"))
         status = load(argument(argc, argv, 3, 1));
     else if (!strcmp(argv[2], "check") && argc > 3)

@@ -214,6 +214,19 @@ impl ObjectContents {
         from > 0 || self.object.page_counts().dirty < before.dirty
     }
 
+    /// Returns whether all dirty pages are to be written ([`ObjectContents::all_written`]) before
+    /// these bytes are: the storage may be full by then.
+    pub fn lacks_room(&self, bytes: Range<u64>) -> bool {
+        self.store.as_ref().is_some_and(|store| !store.has_room(bytes, not_on_disk()))
+    }
+
+    /// Notes that all pages were written that were dirty before.
+    pub fn all_written(&self) {
+        if let Some(store) = &self.store {
+            store.all_written();
+        }
+    }
+
     /// Has the store keep the size of a file whose dirty pages were written. Returns whether it
     /// succeeded.
     pub fn keep_size(&self) -> bool {
@@ -377,6 +390,12 @@ impl ObjectContents {
         }
         Ok(())
     }
+}
+
+/// Returns the bytes of all pages that are dirty or being written.
+fn not_on_disk() -> u64 {
+    let counts = machine().memcgs().counters(MemcgId::ROOT).unwrap_or_default();
+    (counts.dirty + counts.writing) * PAGE
 }
 
 /// Zeroes bytes of pages.
@@ -556,8 +575,11 @@ impl Pages for ObjectContents {
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
         let mut at = at;
-        if self.store.is_some() && at > self.size() {
-            self.grow(at)?;
+        if let Some(store) = &self.store {
+            store.reserve(at..at.saturating_add(from.left() as u64), not_on_disk())?;
+            if at > self.size() {
+                self.grow(at)?;
+            }
         }
         in_pieces(|| {
             let (written, goes_on) = match self.overwrite(at, from)? {

@@ -8,8 +8,8 @@
 //! after the write, and no writeback of an older page comes after it.
 //!
 //! A page that is dirty again, or that can't be taken out of memory, is read or written through the
-//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free), and so
-//! is one for which the kernel has no memory: the page cache waits until some was reclaimed. The
+//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free), and
+//! so is one for which the kernel has no memory: the page cache waits until some was reclaimed. The
 //! system call waits once for the dirty pages before it begins (`sys::sync::write_range`), so that
 //! this is rare, and no program that keeps a page dirty can hold a direct read or write up.
 

@@ -163,6 +163,18 @@ impl Store for FileStore {
         self.contents.allocate(bytes)
     }
 
+    fn has_room(&self, bytes: Range<u64>, later: u64) -> bool {
+        self.contents.has_room(bytes, later)
+    }
+
+    fn all_written(&self) {
+        self.contents.fs().all_written();
+    }
+
+    fn reserve(&self, bytes: Range<u64>, later: u64) -> Result<(), Errno> {
+        self.contents.reserve(bytes, later)
+    }
+
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
         self.contents.punch(bytes)
     }

@@ -79,6 +79,25 @@ pub trait Store: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
+    /// Returns whether there is room on the storage for bytes that a program writes now and the page
+    /// cache later, beside the dirty pages that are written before them, which are at most `later`
+    /// bytes. If not, all dirty pages are written first ([`Store::all_written`]).
+    fn has_room(&self, _bytes: Range<u64>, _later: u64) -> bool {
+        true
+    }
+
+    /// Learns that all pages were written that were dirty before.
+    fn all_written(&self) {}
+
+    /// Sees to it that the storage has room for bytes that a program is about to write, beside the
+    /// dirty pages that are written before them, which are at most `later` bytes.
+    ///
+    /// # Errors
+    /// Those of [`Store::set_size`].
+    fn reserve(&self, _bytes: Range<u64>, _later: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Has whole pages read as zeros. No write of them is under way.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! the like.
 
 use super::pieces::{by_pieces, may_go_on};
-use super::sync::write_range;
+use super::sync::{make_room, write_range};
 use super::{Answer, lock};
 use crate::files;
 use crate::files::user::UserBytes;
@@ -133,7 +133,9 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         bytes.shorten(end - from);
     }
     let (all, waits) = (vellum_kernel::fs::Source::left(&bytes), TransferWaits(thread));
-    write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
+    let start = if open.flags() & abi::O_APPEND != 0 { open.inode().meta().size } else { at.unwrap_or(open.offset()) };
+    make_room(thread, &open, start, all).await?;
+    write_range(thread, &open, start, all).await?;
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
         Some(at) => at_file(thread, &open, pin!(open.write_at(at, &mut bytes, &waits))).await,

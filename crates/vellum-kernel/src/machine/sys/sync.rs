@@ -5,9 +5,10 @@ use super::Answer;
 use super::file::open_of;
 use super::pieces::by_pieces;
 use crate::files::contents::{self, ObjectContents, Opener};
-use crate::files::{block, ext4};
+use crate::files::{block, ext4, writeback};
 use crate::task::Thread;
 use alloc::sync::Arc;
+use core::pin::pin;
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::{Expected, Writeback};
@@ -41,6 +42,22 @@ pub async fn write_range(thread: &Arc<Thread>, open: &Open, at: u64, len: usize)
         Some((contents, _)) => write_back(thread, contents, Writeback::complete(pages)).await,
         None => Ok(()),
     }
+}
+
+/// Has all dirty pages written if the storage of an open file may else have no room for `len` bytes
+/// that are about to be written to the file at offset `at`.
+///
+/// # Errors
+///
+/// `EINTR`: the thread is being killed.
+pub async fn make_room(thread: &Arc<Thread>, open: &Open, at: u64, len: usize) -> Result<(), Errno> {
+    if let Some((contents, _)) = stored(open)
+        && contents.lacks_room(at..at.saturating_add(len as u64))
+    {
+        thread.killable(pin!(writeback::write_all())).await?;
+        contents.all_written();
+    }
+    Ok(())
 }
 
 /// Implements `fsync` and `fdatasync`. Files in memory have nothing to write.

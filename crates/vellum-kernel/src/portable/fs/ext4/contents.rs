@@ -291,6 +291,41 @@ impl Contents {
         self.change(|| self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, bytes.start, len, keep_size)))
     }
 
+    /// Returns whether there is room for bytes that a program writes, without all dirty pages being
+    /// written first ([`Room`](super::room)).
+    pub fn has_room(&self, bytes: Range<u64>, later: u64) -> bool {
+        self.fs.has_room(bytes.end - bytes.start, later) || self.has_blocks(&bytes)
+    }
+
+    /// Sees to it that there is room for bytes which the page cache gets, and which are written
+    /// after at most `later` other bytes: at once if the file system is nearly full, so that the
+    /// program's write fails, and not the writeback.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`.
+    pub fn reserve(&self, bytes: Range<u64>, later: u64) -> Result<(), Errno> {
+        if self.fs.promise(bytes.end - bytes.start, later) || self.has_blocks(&bytes) {
+            return Ok(());
+        }
+        let block = self.fs.block;
+        let whole = bytes.start / block * block..bytes.end.next_multiple_of(block);
+        self.fs.may_take(whole.end - whole.start)?;
+        self.allocate(whole)
+    }
+
+    /// Returns whether some bytes have their blocks.
+    fn has_blocks(&self, bytes: &Range<u64>) -> bool {
+        let block = self.fs.block;
+        let mut at = bytes.start / block;
+        while at < bytes.end.div_ceil(block) {
+            match self.run_to_read(at) {
+                Ok(Some(run)) if u64::from(run.logical) <= at => at = u64::from(run.logical) + u64::from(run.len),
+                _ => return false,
+            }
+        }
+        true
+    }
+
     /// Moves the bytes behind the start of a range by its length, all at once, also if the power is
     /// lost. While no byte of the file can be read, asks `is_unused` before the move whether the
     /// page cache has none of the bytes that move, and calls `moved` after it. Returns false, with

@@ -16,6 +16,7 @@
 
 pub mod contents;
 mod host;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -61,6 +62,14 @@ struct State {
     /// with its last use.
     in_use: BTreeMap<u64, bool>,
     syncs: u32,
+    room: room::Room,
+}
+
+impl State {
+    /// Returns the number of free bytes.
+    fn free(&self, block: u64) -> u64 {
+        self.mounted.statfs().free_blocks * block
+    }
 }
 
 impl Ext4 {
@@ -78,7 +87,7 @@ impl Ext4 {
             _ => Errno::EINVAL,
         })?;
         let block = mounted.statfs().block_size;
-        let state = Mutex::new(State { mounted, in_use: BTreeMap::new(), syncs: 0 });
+        let state = Mutex::new(State { mounted, in_use: BTreeMap::new(), syncs: 0, room: room::Room::default() });
         Ok(Arc::new(Ext4 { state, block }))
     }
 
