@@ -9,7 +9,7 @@
 //! A reserve of memory is kept for the heap alone, so that the kernel's own allocations do not fail
 //! while the kernel refuses memory to a program or ends it ([`payer`]).
 
-use crate::mem::{MACHINE, Machine, payer};
+use crate::mem::{MACHINE, Machine, payer, stash};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -151,6 +151,7 @@ unsafe fn give_back(at: *mut u8, order: u8) {
     FRAMES.fetch_sub(1 << order, Relaxed);
     // SAFETY: the frames came from `frames`, and the caller gives them up.
     unsafe { machine.memcgs().free_for_host(machine.frames(), PhysAddr(address as u64).pfn(), order) };
+    stash::fill(machine, order);
 }
 
 impl List {
@@ -243,7 +244,8 @@ impl List {
 
 /// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`. If the memcg's limit or
 /// free memory does not allow it, the refusal is noted for the current thread, and a block of up to
-/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or beyond the limit.
+/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or, if that is in pieces,
+/// from the [`stash`], or beyond the limit.
 fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
@@ -252,7 +254,10 @@ fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNu
     let had = had.or_else(|why| {
         let beyond = order <= payer::MOST_BEYOND;
         payer::refused(why, beyond);
-        if beyond { memcgs.alloc_beyond_limit(frames, memcg, order) } else { Err(why) }
+        if !beyond {
+            return Err(why);
+        }
+        memcgs.alloc_beyond_limit(frames, memcg, order).or_else(|why| stash::take(order).ok_or(why))
     });
     let pfn = had.ok()?;
     FRAMES.fetch_add(1 << order, Relaxed);

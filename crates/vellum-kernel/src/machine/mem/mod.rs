@@ -35,6 +35,7 @@ pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod spaces;
+mod stash;
 pub mod storage;
 pub mod swap;
 pub mod thread;
@@ -91,7 +92,10 @@ pub fn init(
     let host = HOST.call_once(|| Host::new(map, nodes, clock, cpus));
     let bytes: u64 = map.usable().map(|region| region.size).sum();
     let kept = (bytes / KEPT_PART).min(MOST_KEPT) / FRAME_SIZE;
-    MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))
+    let machine =
+        MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))?;
+    (1..=payer::MOST_BEYOND).for_each(|order| stash::fill(machine, order));
+    Ok(machine)
 }
 
 /// Returns the engine's machine.

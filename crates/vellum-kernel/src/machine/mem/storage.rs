@@ -79,9 +79,9 @@ pub trait Store: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether there is room on the storage for bytes that a program writes now and the page
-    /// cache later, beside the dirty pages that are written before them, which are at most `later`
-    /// bytes. If not, all dirty pages are written first ([`Store::all_written`]).
+    /// Returns whether there is room on the storage for bytes that a program writes now, and the
+    /// page cache later, beside the dirty pages that are written before them, which are at most
+    /// `later` bytes. If not, all dirty pages are written first ([`Store::all_written`]).
     fn has_room(&self, _bytes: Range<u64>, _later: u64) -> bool {
         true
     }
