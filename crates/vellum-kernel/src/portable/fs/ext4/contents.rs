@@ -292,7 +292,7 @@ impl Contents {
     }
 
     /// Returns whether there is room for bytes that a program writes, without all dirty pages being
-    /// written first ([`Room`](super::room)).
+    /// written first.
     pub fn has_room(&self, bytes: Range<u64>, later: u64) -> bool {
         self.fs.has_room(bytes.end - bytes.start, later) || self.has_blocks(&bytes)
     }
