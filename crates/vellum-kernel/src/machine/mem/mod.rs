@@ -35,7 +35,7 @@ pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod spaces;
-mod stash;
+pub mod stash;
 pub mod storage;
 pub mod swap;
 pub mod thread;
@@ -92,10 +92,7 @@ pub fn init(
     let host = HOST.call_once(|| Host::new(map, nodes, clock, cpus));
     let bytes: u64 = map.usable().map(|region| region.size).sum();
     let kept = (bytes / KEPT_PART).min(MOST_KEPT) / FRAME_SIZE;
-    let machine =
-        MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))?;
-    (1..=payer::MOST_BEYOND).for_each(|order| stash::fill(machine, order));
-    Ok(machine)
+    MACHINE.try_call_once(|| Machine::boot(host, BootOptions { min_free: kept, ..BootOptions::default() }))
 }
 
 /// Returns the engine's machine.

@@ -4,12 +4,16 @@
 //! one piece, for the time that compaction would take, for which those allocations can't wait.
 
 use super::{Machine, payer};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::addr::Pfn;
 use vellum::memcg::MemcgId;
 
 /// The number of blocks of an order.
 const COUNT: usize = 8;
+
+/// True once programs run: the checks of a booted kernel count free frames.
+static IS_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// The blocks of an order, the first of `blocks`. They are charged to the root memcg.
 struct Blocks {
@@ -26,10 +30,16 @@ fn of(order: u8) -> Option<&'static Mutex<Blocks>> {
     BLOCKS.get(usize::from(order).checked_sub(1)?)
 }
 
-/// Fills up the blocks of an order, as far as memory allows. Called at boot, and after a block of
-/// this order was freed.
+/// Fills up the blocks of all orders, before the first program runs.
+pub fn start(machine: &'static Machine) {
+    IS_IN_USE.store(true, Relaxed);
+    (1..=payer::MOST_BEYOND).for_each(|order| fill(machine, order));
+}
+
+/// Fills up the blocks of an order, as far as memory allows. Called after a block of this order was
+/// freed, too. Does nothing before [`start`].
 pub fn fill(machine: &'static Machine, order: u8) {
-    let Some(blocks) = of(order) else { return };
+    let Some(blocks) = of(order).filter(|_| IS_IN_USE.load(Relaxed)) else { return };
     while blocks.lock().count < COUNT {
         let Ok(block) = machine.memcgs().alloc_for_host(machine.frames(), MemcgId::ROOT, order) else { return };
         let mut had = blocks.lock();
