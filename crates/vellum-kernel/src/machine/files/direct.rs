@@ -8,16 +8,17 @@
 //! after the write, and no writeback of an older page comes after it.
 //!
 //! A page that is dirty again, or that can't be taken out of memory, is read or written through the
-//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free), and
-//! so is one for which the kernel has no memory: the page cache waits until some was reclaimed. The
+//! page cache instead (Linux: as for a page that `invalidate_inode_pages2_range` can't free). The
 //! system call waits once for the dirty pages before it begins (`sys::sync::write_range`), so that
-//! this is rare, and no program that keeps a page dirty can hold a direct read or write up.
+//! this is rare, and no program that keeps a page dirty can hold a direct read or write up. Where
+//! memory is short, the call waits until some was reclaimed, and needs single frames then.
 
 use super::contents::{ObjectContents, errno, pages_of};
+use crate::mem::payer;
 use crate::mem::platform::Host;
 use crate::mem::spaces::All;
 use crate::mem::storage::{Filling, Store};
-use crate::mem::{payer, thread};
+use crate::mem::thread::{self, BlockedOn};
 use alloc::vec::Vec;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::Refused;
@@ -29,6 +30,15 @@ use vellum_kernel::fs::{Pages, Sink, Source};
 
 /// The most bytes of one step.
 const AT_ONCE: u64 = 64 << 10;
+
+/// Has the system call restarted once memory was reclaimed, if this error is that it was short and
+/// no other reason to wait is noted. Returns the error.
+fn wait_for_memory(error: Errno) -> Errno {
+    if error == Errno::ENOMEM {
+        thread::current(|thread| thread.try_block(BlockedOn::Shortage(Refused::OutOfMemory)));
+    }
+    error
+}
 
 /// Direct reads and writes of contents that a store with this alignment has.
 pub struct Direct<'a> {
@@ -138,11 +148,7 @@ impl<'a> Direct<'a> {
                 invalidate(&All, object, pages.clone());
             }
             if let Some(over) = Overwrite::begin(object, pages.clone(), payer::payer()).map_err(errno)? {
-                match self.write_to_store(at, bytes, over) {
-                    // Memory is short: the page cache waits for it.
-                    Err(Errno::ENOMEM) => {}
-                    written => return written,
-                }
+                return self.write_to_store(at, bytes, over);
             }
         }
         let in_page = ((at / FRAME_SIZE + 1) * FRAME_SIZE).min(end) - at;
@@ -152,13 +158,13 @@ impl<'a> Direct<'a> {
         Ok(written)
     }
 
-    /// Writes those of some bytes to the storage whose pages `over` has. Returns their number.
+    /// Writes the first of those bytes to the storage whose pages `over` has. Returns their number.
     fn write_to_store(&self, at: u64, bytes: &[u8], over: Overwrite<'static, Host>) -> Result<usize, Errno> {
         let object = &self.contents.object;
-        let place = Filling::new(over, object.serial())?;
+        let place = Filling::new(over, object.serial()).map_err(wait_for_memory)?;
         let pages = place.pages();
         let most = (pages.end * FRAME_SIZE).min(at + bytes.len() as u64) - at;
-        let written = self.store.write_direct(at, &bytes[..most as usize])?;
+        let written = self.store.write_direct(at, &bytes[..most as usize]).map_err(wait_for_memory)?;
         if written == 0 {
             return Err(Errno::EIO);
         }
@@ -183,7 +189,7 @@ impl<'a> Direct<'a> {
         // Reclaim makes single frames, and no larger blocks.
         while bytes.try_reserve_exact(len).is_err() {
             if len <= FRAME_SIZE as usize {
-                return Err(thread::failed(Some(Refused::OutOfMemory), vellum::errno::Errno::ENOMEM));
+                return Err(wait_for_memory(Errno::ENOMEM));
             }
             len = (len / 2).next_multiple_of(self.alignment as usize);
         }

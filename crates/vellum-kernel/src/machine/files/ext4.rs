@@ -87,6 +87,35 @@ fn each_piece<'a>(
     part.end
 }
 
+impl FileStore {
+    /// Writes some bytes to the file, past the page cache: whole blocks, but for the end of the
+    /// file, behind which they may reach. Returns the number of bytes before the first that can't
+    /// be written.
+    fn write_blocks(&self, bytes: Range<u64>, from: &[u8]) -> Result<usize, Errno> {
+        let (device, start, end) = (Sectors(self.device.clone()), bytes.start, bytes.end);
+        let reached = self.contents.write(bytes, &mut |to, part| {
+            let piece = &from[(part.start - start) as usize..(part.end - start) as usize];
+            if device.write(to, piece) { part.end } else { part.start }
+        })?;
+        Ok((reached.min(end) - start) as usize)
+    }
+
+    /// Writes bytes to the block of the file that begins at `start`, from an offset in it on, up to
+    /// its end, past the page cache. Returns their number; 0 if the block can't be read or written.
+    fn write_in_block(&self, start: u64, offset: usize, from: &[u8]) -> Result<usize, Errno> {
+        // The rest of the block stays. Nothing else writes to it: the caller has taken the place of
+        // its page.
+        let mut whole = payer::zeros(self.contents.block_size() as usize)?;
+        if self.read_direct(start, &mut whole) < whole.len() {
+            return Ok(0);
+        }
+        let count = from.len().min(whole.len() - offset);
+        whole[offset..offset + count].copy_from_slice(&from[..count]);
+        let written = self.write_blocks(start..start + (offset + count) as u64, &whole)?;
+        Ok(written.saturating_sub(offset))
+    }
+}
+
 impl Store for FileStore {
     fn read(&self, request: &ReadRequest) -> u64 {
         let pages = request.pages();
@@ -212,25 +241,13 @@ impl Store for FileStore {
     }
 
     fn write_direct(&self, at: u64, from: &[u8]) -> Result<usize, Errno> {
-        let (device, block, end) = (Sectors(self.device.clone()), self.contents.block_size(), at + from.len() as u64);
-        let blocks = at / block * block..end.next_multiple_of(block);
-        let mut whole;
-        let mut bytes = from;
-        if blocks != (at..end) {
-            // The rest of the first and of the last block stays. Nothing else writes to them: the
-            // caller has taken the place of their pages.
-            whole = payer::zeros((blocks.end - blocks.start) as usize)?;
-            if self.read_direct(blocks.start, &mut whole) < whole.len() {
-                return Ok(0);
-            }
-            whole[(at - blocks.start) as usize..][..from.len()].copy_from_slice(from);
-            bytes = &whole;
+        let (block, end) = (self.contents.block_size(), at + from.len() as u64);
+        let start = at / block * block;
+        if start < at || end < start + block {
+            return self.write_in_block(start, (at - start) as usize, from);
         }
-        let reached = self.contents.write(blocks.start..end, &mut |to, part| {
-            let piece = &bytes[(part.start - blocks.start) as usize..(part.end - blocks.start) as usize];
-            if device.write(to, piece) { part.end } else { part.start }
-        })?;
-        Ok(reached.min(end).saturating_sub(at) as usize)
+        // A part of a block at the end is for the next call.
+        self.write_blocks(start..end / block * block, from)
     }
 
     fn used(&self) -> u64 {

@@ -117,8 +117,9 @@ pub trait Store: Send + Sync {
         0
     }
 
-    /// Writes bytes past the page cache, which has none of their pages, and makes the file so large
-    /// that it has them. Returns the number of bytes before the first that can't be written.
+    /// Writes the first of these bytes, and as many as one transfer takes, past the page cache,
+    /// which has none of their pages, and makes the file so large that it has them. Returns the
+    /// number of bytes written; 0 if the first can't be written.
     ///
     /// # Errors
     /// Those of [`Store::set_size`].
