@@ -86,8 +86,8 @@ pub mod flag {
     /// A folio with [`FILE`] that was used once since it was read, or, if it is [`ACTIVE`], since
     /// reclaim last scanned it.
     pub const REFERENCED: u32 = 1 << 28;
-    /// Whether instruction fetches are coherent with a folio with [`OBJECT`]: two bits, which
-    /// `frame::icache` packs.
+    /// Two bits of a folio with [`OBJECT`], which `frame::icache` packs: they tell whether
+    /// instruction fetches are coherent with the folio.
     pub const ICACHE: u32 = 3 << 29;
 }
 

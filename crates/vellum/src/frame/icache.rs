@@ -11,7 +11,8 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::arch::Attrs;
 use crate::platform::Platform;
 
-/// Whether instruction fetches are coherent with a folio: the bits [`ICACHE`] of its state word.
+/// Tells whether instruction fetches are coherent with a folio: the bits [`ICACHE`] of its state
+/// word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Coherence {
     /// No CPU has made the folio coherent since the kernel wrote to it.

@@ -211,19 +211,21 @@ pub(crate) fn remove_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64
         let next = |index: &Index, from| index.next(frames, from).filter(|(page, _)| *page < pages.end);
         let Some((first, entry)) = next(&state.index, from) else { break };
         from = first + 1;
+        let mut taken = None;
         if goes(&state.index, first, entry) {
             while from < first + MAX_BATCH as u64
                 && next(&state.index, from).is_some_and(|(page, entry)| page == from && goes(&state.index, page, entry))
             {
                 from += 1;
             }
-            let taken = RemovedBatch::take(machine, head, &mut state.index, first..from);
-            drop(state);
-            if let Some(removed) = taken {
-                from = removed.next;
-                removed.free(machine, head);
-            }
+            taken = RemovedBatch::take(machine, head, &mut state.index, first..from);
         }
+        drop(state);
+        if let Some(removed) = taken {
+            from = removed.next;
+            removed.free(machine, head);
+        }
+        machine.platform().resched();
     }
     RemovedPages { first: pages.start, end: pages.end, even_cows: false }
 }

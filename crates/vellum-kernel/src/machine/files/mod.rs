@@ -3,7 +3,6 @@
 //! | file | subject |
 //! |---|---|
 //! | [`contents`] | contents of files: the engine's page-cache objects |
-//! | [`direct`] | reads and writes past the page cache |
 //! | [`block`] | the files of block devices |
 //! | [`ext4`] | ext4 on a block device |
 //! | [`writeback`] | the tasks that read, and that write dirty pages |
@@ -21,7 +20,6 @@
 pub mod block;
 pub mod cgroupfs;
 pub mod contents;
-pub mod direct;
 pub mod ext4;
 pub mod kinds;
 pub mod mount;

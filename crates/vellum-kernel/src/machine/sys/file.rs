@@ -121,19 +121,18 @@ async fn at_file<T>(thread: &Thread, open: &Open, what: Pin<&mut impl Future<Out
 pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = from.bytes(thread)?;
+    let start = match at {
+        _ if open.flags() & abi::O_APPEND != 0 => open.inode().meta().size,
+        Some(at) => at,
+        None => open.offset(),
+    };
     if let Some(end) = longest(thread, &**open.inode())
         && vellum_kernel::fs::Source::left(&bytes) > 0
     {
-        let from = match at {
-            _ if open.flags() & abi::O_APPEND != 0 => open.inode().meta().size,
-            Some(at) => at,
-            None => open.offset(),
-        };
-        may_reach(thread, end, from.saturating_add(1))?;
-        bytes.shorten(end - from);
+        may_reach(thread, end, start.saturating_add(1))?;
+        bytes.shorten(end - start);
     }
     let (all, waits) = (vellum_kernel::fs::Source::left(&bytes), TransferWaits(thread));
-    let start = if open.flags() & abi::O_APPEND != 0 { open.inode().meta().size } else { at.unwrap_or(open.offset()) };
     make_room(thread, &open, start, all).await?;
     write_range(thread, &open, start, all).await?;
     let written = match at {

@@ -37,8 +37,11 @@ async fn write_back(thread: &Arc<Thread>, contents: &ObjectContents, mut pass: W
 ///
 /// `ENOMEM`; `EINTR`: the thread is being killed.
 pub async fn write_range(thread: &Arc<Thread>, open: &Open, at: u64, len: usize) -> Result<(), Errno> {
+    if open.flags() & abi::O_DIRECT == 0 {
+        return Ok(());
+    }
     let pages = at / FRAME_SIZE..at.saturating_add(len as u64).div_ceil(FRAME_SIZE);
-    match stored(open).filter(|_| open.flags() & abi::O_DIRECT != 0) {
+    match stored(open) {
         Some((contents, _)) => write_back(thread, contents, Writeback::complete(pages)).await,
         None => Ok(()),
     }

@@ -53,7 +53,7 @@ impl Ext4 {
         let mut state = self.state.lock();
         let can_promise = state.room.can_promise(bytes, later, state.free(self.block));
         if can_promise {
-            // What is not on the disk yet is an upper limit of what was promised.
+            // The disk has got blocks for all promised bytes but `later` of them, at most.
             let promised = if state.room.is_tight { 0 } else { state.room.promised.min(later) };
             state.room = Room { promised: promised + bytes, is_tight: false };
         }
@@ -74,7 +74,7 @@ impl Ext4 {
 mod tests {
     use super::*;
 
-    /// What was promised and is not on the disk yet counts as taken, but not what is there already.
+    /// Promised bytes count as taken as long as pages that are not on the disk may have them.
     #[test]
     fn promises_count_until_they_are_kept() {
         let room = Room { promised: 10 * MUCH, is_tight: false };

@@ -13,7 +13,7 @@
 //! this is rare, and no program that keeps a page dirty can hold a direct read or write up. Where
 //! memory is short, the call waits until some was reclaimed, and needs single frames then.
 
-use super::contents::{ObjectContents, errno, pages_of};
+use super::{ObjectContents, errno, pages_of};
 use crate::mem::payer;
 use crate::mem::platform::Host;
 use crate::mem::spaces::All;
