@@ -249,7 +249,6 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
         return Ok(());
     }
     task::background::start();
-    mem::stash::start(mem::machine());
     files::writeback::start();
     smp::release(cpus, task::executor::run);
     task::executor::run()

@@ -27,7 +27,7 @@
 //! | `abi` | architecture names and constants of the user ABI |
 //!
 //! [`access`], [`backtrace`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`], [`random`],
-//! [`serial`], [`smp`], [`stack`] and [`types`] are common to them.
+//! [`serial`], [`smp`], [`stack`], [`types`] and [`vmalloc`] are common to them.
 //!
 //! This is the lowest layer. It calls the layers above through hooks ([`hooks`]), through a trait
 //! that they implement ([`types::UserMemory`]), and, for the kernel's first Rust code, through the
@@ -46,6 +46,7 @@ pub mod serial;
 pub mod smp;
 pub mod stack;
 pub mod types;
+pub mod vmalloc;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 

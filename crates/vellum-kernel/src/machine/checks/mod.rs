@@ -17,6 +17,7 @@
 //! | [`pieces`] | unmapping and protecting parts of huge pages |
 //! | [`stack`] | VMAs that grow downward |
 //! | [`limits`] | a memcg's limit; a machine out of memory |
+//! | [`heap`] | blocks of the heap while free memory is in pieces |
 //! | [`edges`] | the lowest and highest user addresses |
 //! | [`switch`] | switches between two spaces with the same addresses |
 //!
@@ -26,6 +27,7 @@ mod bits;
 mod boot;
 mod copies;
 mod edges;
+mod heap;
 mod lab;
 mod limits;
 mod memory;
@@ -49,7 +51,7 @@ use vellum::stats::Counter;
 /// A check's name and function.
 type Check = (&'static str, fn(&Lab) -> Checked);
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     ("copies", copies::story),
     ("boot", boot::story),
     ("sizes", sizes::story),
@@ -60,6 +62,7 @@ const CHECKS: [Check; 11] = [
     ("stack", stack::story),
     ("limits", limits::story),
     ("edges", edges::story),
+    ("heap", heap::story),
     ("switch", switch::story),
 ];
 

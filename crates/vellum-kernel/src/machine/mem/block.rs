@@ -23,7 +23,7 @@ pub trait BlockDevice: Send + Sync {
     ///
     /// # Safety
     ///
-    /// `to` is valid for `len` bytes, contiguous in physical memory. They are written as a device
+    /// `to` is valid for `len` bytes of the kernel half. They are written as a device
     /// writes them: what other code reads there meanwhile is not defined.
     unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool;
 
@@ -31,7 +31,7 @@ pub trait BlockDevice: Send + Sync {
     ///
     /// # Safety
     ///
-    /// `from` is valid for `len` bytes, contiguous in physical memory. They are read as a device
+    /// `from` is valid for `len` bytes of the kernel half. They are read as a device
     /// reads them: what other code writes there meanwhile may be read or not.
     unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool;
 
@@ -44,7 +44,7 @@ pub trait BlockDevice: Send + Sync {
 
 /// Reads pages, which programs and other CPUs may access meanwhile. Returns whether it succeeded.
 pub fn read_pages(device: &dyn BlockDevice, at: u64, to: &[AtomicU8]) -> bool {
-    // SAFETY: pages of a request are contiguous in the direct map, and are accessed by atomics.
+    // SAFETY: the bytes are valid, and are accessed by atomics.
     unsafe { device.read(at, to.as_ptr().cast::<u8>().cast_mut(), to.len()) }
 }
 
@@ -87,7 +87,7 @@ impl ext4::BlockDevice for Sectors {
     }
 
     fn read(&self, at: u64, to: &mut [u8]) -> bool {
-        // SAFETY: the bytes are the caller's, on the heap or a stack, which are contiguous.
+        // SAFETY: the bytes are the caller's, on the heap or a stack.
         unsafe { self.0.read(at, to.as_mut_ptr(), to.len()) }
     }
 

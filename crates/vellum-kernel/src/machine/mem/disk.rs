@@ -8,6 +8,7 @@
 use crate::arch::serial::println;
 use crate::mem::platform::Host;
 use crate::mem::virtio::{self, Dma};
+use crate::mem::vmalloc;
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
@@ -44,23 +45,29 @@ impl Disk {
     ///
     /// # Safety
     ///
-    /// `to` is valid for `len` bytes, contiguous in physical memory, which the device may write.
+    /// `to` is valid for `len` bytes, which the device may write.
     pub unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the bytes are valid (this function's contract). The driver passes their address
-        // on, and does not access them.
-        let to = unsafe { core::slice::from_raw_parts_mut(to, len) };
-        self.0.lock().read_blocks(at as usize / SECTOR_SIZE, to).is_ok()
+        vmalloc::contiguous(to, len).all(|part| {
+            let sector = (at as usize + part.start) / SECTOR_SIZE;
+            // SAFETY: the bytes are valid (this function's contract). The driver passes their
+            // address on, and does not access them.
+            let to = unsafe { core::slice::from_raw_parts_mut(to.add(part.start), part.len()) };
+            self.0.lock().read_blocks(sector, to).is_ok()
+        })
     }
 
     /// Writes bytes from `at` on. Returns whether the device succeeded.
     ///
     /// # Safety
     ///
-    /// `from` is valid for `len` bytes, contiguous in physical memory.
+    /// `from` is valid for `len` bytes.
     pub unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool {
-        // SAFETY: as in `read`; the device reads the bytes.
-        let from = unsafe { core::slice::from_raw_parts(from, len) };
-        self.0.lock().write_blocks(at as usize / SECTOR_SIZE, from).is_ok()
+        vmalloc::contiguous(from, len).all(|part| {
+            let sector = (at as usize + part.start) / SECTOR_SIZE;
+            // SAFETY: as in `read`; the device reads the bytes.
+            let from = unsafe { core::slice::from_raw_parts(from.add(part.start), part.len()) };
+            self.0.lock().write_blocks(sector, from).is_ok()
+        })
     }
 
     /// Has the device keep what was written through a loss of power. Returns whether it succeeded.

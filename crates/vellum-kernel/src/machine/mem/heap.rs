@@ -1,20 +1,20 @@
 //! The kernel's heap: blocks of 2ⁿ bytes from the engine's frames.
 //!
 //! A small block is cut from a frame whose blocks all have the same size and memcg; the memcg is
-//! charged for the whole frame. A large block is a block of the frame allocator. A frame of small
-//! blocks begins with a header that links its free blocks. A frame with free blocks is on the list
+//! charged for the whole frame. A large block is a block of the frame allocator, or single frames at
+//! consecutive addresses if free memory is in pieces. A frame of small blocks begins with a header that links its free blocks. A frame with free blocks is on the list
 //! of its size and memcg, and returns to the engine once all its blocks are free. Only the lists of
 //! the root memcg keep their last frame, because that frame counts toward no limit.
 //!
 //! A reserve of memory is kept for the heap alone, so that the kernel's own allocations do not fail
 //! while the kernel refuses memory to a program or ends it ([`payer`]).
 
-use crate::mem::{MACHINE, Machine, payer, stash};
+use crate::mem::{MACHINE, Machine, payer, vmalloc};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
-use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr};
 use vellum::frame::Use;
 use vellum::memcg::{MAX_MEMCGS, MemcgId, Refused};
 use vellum::platform::Memory;
@@ -147,11 +147,15 @@ impl Header {
 /// The frames came from [`frames`], and the caller gives them up.
 unsafe fn give_back(at: *mut u8, order: u8) {
     let machine = crate::mem::machine();
-    let address = at.addr() - machine.platform().direct_map().addr();
     FRAMES.fetch_sub(1 << order, Relaxed);
-    // SAFETY: the frames came from `frames`, and the caller gives them up.
-    unsafe { machine.memcgs().free_for_host(machine.frames(), PhysAddr(address as u64).pfn(), order) };
-    stash::fill(machine, order);
+    // SAFETY: the frames came from `frames`, and the caller gives them up; of a block that is
+    // mapped frame by frame, no translation is left when `vmalloc` frees them.
+    let free = |first, order| unsafe { machine.memcgs().free_for_host(machine.frames(), first, order) };
+    // SAFETY: the caller gives up the block, which has this order.
+    if !unsafe { vmalloc::free(at, order, |frame| free(frame, 0)) } {
+        let address = at.addr() - machine.platform().direct_map().addr();
+        free(PhysAddr(address as u64).pfn(), order);
+    }
 }
 
 impl List {
@@ -242,26 +246,40 @@ impl List {
     }
 }
 
-/// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`. If the memcg's limit or
-/// free memory does not allow it, the refusal is noted for the current thread, and a block of up to
-/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or, if that is in pieces,
-/// from the [`stash`], or beyond the limit.
+/// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`: contiguous ones, or, if
+/// free memory is in pieces, single ones ([`vmalloc`]). If the memcg's limit or free memory does not
+/// allow it, the refusal is noted for the current thread, and a block of up to `1 << MOST_BEYOND`
+/// frames is allocated all the same: from the reserve, or beyond the limit.
 fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
-    let had = memcgs.alloc_for_host(frames, memcg, order);
+    let allowed = |order| memcgs.alloc_for_host(frames, memcg, order);
+    let beyond = |order| memcgs.alloc_beyond_limit(frames, memcg, order);
+    let had = block(machine, order, &allowed);
     IS_SHORT.store(had == Err(Refused::OutOfMemory), Relaxed);
     let had = had.or_else(|why| {
-        let beyond = order <= payer::MOST_BEYOND;
-        payer::refused(why, beyond);
-        if !beyond {
-            return Err(why);
-        }
-        memcgs.alloc_beyond_limit(frames, memcg, order).or_else(|why| stash::take(order).ok_or(why))
+        let may = order <= payer::MOST_BEYOND;
+        payer::refused(why, may);
+        if may { block(machine, order, &beyond) } else { Err(why) }
     });
-    let pfn = had.ok()?;
-    FRAMES.fetch_add(1 << order, Relaxed);
-    Some(frames.at(pfn.addr()))
+    FRAMES.fetch_add(if had.is_ok() { 1 << order } else { 0 }, Relaxed);
+    had.ok()
+}
+
+/// Returns a block of `1 << order` frames that `alloc` allocates, of the order that it is called
+/// with: of this order, or else single ones.
+fn block(
+    machine: &'static Machine,
+    order: u8,
+    alloc: &impl Fn(u8) -> Result<Pfn, Refused>,
+) -> Result<NonNull<u8>, Refused> {
+    // SAFETY: `alloc` has just allocated the frame, and it is in no use.
+    let free = |frame| unsafe { machine.memcgs().free_for_host(machine.frames(), frame, 0) };
+    match alloc(order) {
+        Ok(first) => Ok(machine.frames().at(first.addr())),
+        Err(Refused::OutOfMemory) if order > 0 => vmalloc::alloc(order, || alloc(0), free),
+        Err(why) => Err(why),
+    }
 }
 
 /// Returns whether the kernel lives on its reserve: true if the latest frames came from it and no

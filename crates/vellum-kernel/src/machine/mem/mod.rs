@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`platform`] | the machine as the engine sees it: the implementation of `vellum::platform` |
 //! | [`heap`] | the kernel's allocator, on top of the engine's frames |
+//! | [`vmalloc`] | the heap's blocks of frames that are not contiguous |
 //! | [`payer`] | the memcg that is charged for kernel memory |
 //! | [`shootdown`] | TLB invalidation on this CPU and on other CPUs |
 //! | [`space`] | the address spaces of processes, and the space that each CPU has loaded |
@@ -35,7 +36,6 @@ pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod spaces;
-pub mod stash;
 pub mod storage;
 pub mod swap;
 pub mod thread;
@@ -43,6 +43,7 @@ pub mod throttle;
 pub mod uaccess;
 pub mod uffd;
 pub mod virtio;
+pub mod vmalloc;
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::{copy_kernel_half, format};

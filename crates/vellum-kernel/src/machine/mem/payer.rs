@@ -20,7 +20,7 @@ use vellum::memcg::{MemcgId, Refused};
 use vellum_kernel::errno::Errno;
 
 /// log2 of the largest block, in frames, that is allocated beyond a limit.
-pub const MOST_BEYOND: u8 = 2;
+pub const MOST_BEYOND: u8 = 6;
 
 /// Returns the memcg to charge for what this CPU allocates now.
 pub fn payer() -> MemcgId {
@@ -93,7 +93,7 @@ pub fn refused(why: Refused, beyond: bool) {
     match why {
         _ if beyond => _ = thread::current(|thread| thread.try_block(BlockedOn::Overdraft(why))),
         Refused::OverLimit(_) => _ = thread::current(|thread| thread.try_block(BlockedOn::Shortage(why))),
-        // Reclaim does not produce contiguous frames: the call fails.
+        // The call fails: a program that asks for that much can do without.
         Refused::OutOfMemory => {}
     }
 }

@@ -19,7 +19,7 @@ use crate::mem::space::{self, Change};
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
-use vellum::addr::VirtRange;
+use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::platform::{CpuSet, Cpus, Invalidation};
 
 /// An invalidation of more pages than this flushes the whole user half: refilling the TLB costs
@@ -30,6 +30,8 @@ pub const MOST_PAGES: u64 = 33;
 enum Work<'a> {
     /// Invalidate translations.
     Flush { ranges: &'a [VirtRange], stride_shift: u32, change: Change },
+    /// Invalidate translations of the kernel half, which all spaces share.
+    FlushKernel(VirtRange),
     /// Nothing: receiving the request is a memory barrier.
     Barrier,
 }
@@ -72,10 +74,21 @@ pub fn invalidate_local(what: &Invalidation<'_>) {
     }
 }
 
+/// Returns when every CPU has invalidated its translations of a range of the kernel half's pages.
+pub fn invalidate_kernel(range: VirtRange) {
+    publish();
+    request_all(&Work::FlushKernel(range));
+}
+
 /// Returns when every CPU has executed a memory barrier since the call (`membarrier`).
 pub fn barrier() {
+    request_all(&Work::Barrier);
+}
+
+/// Sends a request to all CPUs, and waits until all have answered.
+fn request_all(work: &Work<'_>) {
     let all = (1 << machine().platform().count()) - 1;
-    request(all & !(1 << percpu::current().index), true, &Work::Barrier);
+    request(all & !(1 << percpu::current().index), true, work);
 }
 
 /// Sends a request to the CPUs in the bit set `others`, does the work on this CPU too if `myself`
@@ -129,9 +142,13 @@ impl Work<'_> {
     /// Does this CPU's share of the work. Invalidating a page's translation also drops the
     /// paging-structure caches that lead to it, which serves [`Invalidation::tables`] too.
     fn carry_out(&self) {
-        let Work::Flush { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
-        let all = drop_translations(ranges, stride_shift);
-        change.record_flush(all);
+        match *self {
+            Work::Flush { ranges, stride_shift, change } => {
+                change.record_flush(drop_translations(ranges, stride_shift));
+            }
+            Work::FlushKernel(range) => flush_pages((range.start..range.end).step_by(FRAME_SIZE as usize)),
+            Work::Barrier => fence(SeqCst),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! | addresses | contents | leaf size |
 //! |---|---|---|
 //! | [`DIRECT_MAP`], 512 GiB | physical memory and devices from 0 on, writable, never executable | 1 GiB |
+//! | [`vmalloc::START`] | single frames, writable, never executable | 4 KiB |
 //! | [`KERNEL_BASE`] + 1 GiB + 2 MiB | the kernel's image, each section with its rights | 4 KiB |
 //!
 //! The guard pages of the kernel's stacks, which lie in the image, are left unmapped.
@@ -12,6 +13,7 @@
 //! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE
 
 use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys};
+use crate::arch::vmalloc;
 use core::arch::{asm, global_asm};
 use vellum::arch::{Aarch64, Arch};
 use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
@@ -33,9 +35,20 @@ pub const MEMORY_TYPES: u64 = 0x04 << 8 | 0xff;
 
 /// Memory begins at 1 GiB. Below it are devices, and so are above the top of the memory map.
 const FIRST_MEMORY: u64 = GIB;
-/// Returns the entry that links a page table.
-fn link(table: &Table) -> u64 {
-    table.address() | PAGE
+
+/// Returns the entry that links the page table at a physical address.
+pub fn link(table: u64) -> u64 {
+    table | PAGE
+}
+
+/// Returns the leaf PTE of the page at a physical address, with the rights of a section.
+pub fn leaf(section: Section, physical: u64) -> u64 {
+    let rights = match section {
+        Section::Data => PRIVILEGED_NO_EXEC,
+        Section::ReadOnly => PRIVILEGED_NO_EXEC | READ_ONLY,
+        Section::Text => READ_ONLY,
+    };
+    physical | LEAF | PAGE | USER_NO_EXEC | rights
 }
 
 struct Tables {
@@ -78,8 +91,8 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
         *entry = base | LEAF | BLOCK | kind | PRIVILEGED_NO_EXEC | USER_NO_EXEC;
     }
     map_image(tables);
-    tables.root.0[0] = link(&tables.direct);
-    tables.root.0[511] = link(&tables.high);
+    tables.root.0[0] = link(tables.direct.address());
+    tables.root.0[511] = link(tables.high.address());
     // SAFETY: the new page tables map the image, with this code, its data and its stack, at the
     // same addresses as the old ones and with each section's rights.
     unsafe { switch_tables() };
@@ -129,18 +142,11 @@ unsafe extern "C" {
     fn paging_switch(root: u64, empty: u64, here: u64);
 }
 
-/// Maps the image by 4 KiB pages with the rights of each section.
+/// Maps the image by 4 KiB pages with the rights of each section, and links the vmalloc area.
 fn map_image(tables: &mut Tables) {
-    let leaf = |section, physical| {
-        let rights = match section {
-            Section::Data => PRIVILEGED_NO_EXEC,
-            Section::ReadOnly => PRIVILEGED_NO_EXEC | READ_ONLY,
-            Section::Text => READ_ONLY,
-        };
-        physical | LEAF | PAGE | USER_NO_EXEC | rights
-    };
-    tables.image.fill(FIRST_MEMORY, leaf, |table| table | PAGE);
-    tables.high.0[510] = link(&tables.image.directory);
+    tables.image.fill(FIRST_MEMORY, leaf, link);
+    tables.high.0[510] = link(tables.image.directory.address());
+    tables.high.0[vmalloc::SLOT] = link(vmalloc::init());
 }
 
 /// Returns the command line unchanged, and `None` as the number of page-table levels, which can't

@@ -3,12 +3,13 @@
 //! | addresses | contents | leaf size |
 //! |---|---|---|
 //! | [`DIRECT_MAP`], up to 512 GiB | physical memory from 0 on, writable, never executable | 1 GiB |
+//! | [`vmalloc::START`] | single frames, writable, never executable | 4 KiB |
 //! | [`KERNEL_BASE`] + 2 MiB | the kernel's image, each section with its rights | 4 KiB |
 //!
 //! The guard pages of the kernel's stacks, which lie in the image, are left unmapped.
 //!
-//! Each of the two occupies one entry of a four-level root page table; with five levels both share
-//! the root's last entry. These entries are written once here and never change, so that
+//! The direct map occupies one entry of a four-level root page table, and the other two share one;
+//! with five levels all share the root's last entry. These entries are written once here and never change, so that
 //! [`copy_kernel_half`] gives an address space a kernel half that stays current. The user half
 //! belongs to the engine. After [`init`] nothing is mapped in the user half, not even the first
 //! page.
@@ -16,9 +17,9 @@
 //! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
 //! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE
 
-use crate::arch::cpu;
 use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys, phys_to_virt};
 use crate::arch::layout::DIRECT_MAP_SLOT;
+use crate::arch::{cpu, vmalloc};
 use core::arch::asm;
 use vellum::arch::Arch;
 use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
@@ -34,9 +35,19 @@ const SMALL_REACH: usize = 4;
 /// The flags of an entry that links a page table.
 const LINK: Flags = Flags::PRESENT.union(Flags::WRITABLE);
 
-/// Returns the entry that links a page table.
-fn link(table: &Table) -> u64 {
-    table.address() | LINK.bits()
+/// Returns the entry that links the page table at a physical address.
+pub fn link(table: u64) -> u64 {
+    table | LINK.bits()
+}
+
+/// Returns the leaf PTE of the page at a physical address, with the rights of a section.
+pub fn leaf(section: Section, physical: u64) -> u64 {
+    let rights = match section {
+        Section::Data => Flags::WRITABLE | Flags::NO_EXECUTE,
+        Section::ReadOnly => Flags::NO_EXECUTE,
+        Section::Text => Flags::empty(),
+    };
+    physical | (rights | Flags::PRESENT | Flags::GLOBAL).bits()
 }
 
 struct Tables {
@@ -78,9 +89,9 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let reach = map_memory(tables, map.top().max(4 * GIB));
     map.reserve(reach, u64::MAX, Kind::Unreachable)?;
     map_image(tables);
-    tables.root.0[DIRECT_MAP_SLOT as usize] = link(&tables.direct);
-    tables.root.0[511] = link(&tables.high);
-    tables.top.0[511] = link(&tables.root);
+    tables.root.0[DIRECT_MAP_SLOT as usize] = link(tables.direct.address());
+    tables.root.0[511] = link(tables.high.address());
+    tables.top.0[511] = link(tables.root.address());
     // SAFETY: the new page tables map the image, with this code, its data and its stack, at the
     // same addresses as the old ones and with each section's rights.
     unsafe { load_root(kernel_root()) };
@@ -103,24 +114,17 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
             for (entry, offset) in directory.0.iter_mut().zip((0..).step_by(HUGE_2M as usize)) {
                 *entry = (base + offset) | rights.bits();
             }
-            link(directory)
+            link(directory.address())
         };
     }
     slots as u64 * GIB
 }
 
-/// Maps the image by 4 KiB pages with the rights of each section.
+/// Maps the image by 4 KiB pages with the rights of each section, and links the vmalloc area.
 fn map_image(tables: &mut Tables) {
-    let leaf = |section, physical| {
-        let rights = match section {
-            Section::Data => Flags::WRITABLE | Flags::NO_EXECUTE,
-            Section::ReadOnly => Flags::NO_EXECUTE,
-            Section::Text => Flags::empty(),
-        };
-        physical | (rights | Flags::PRESENT | Flags::GLOBAL).bits()
-    };
-    tables.image.fill(0, leaf, |table| table | LINK.bits());
-    tables.high.0[510] = link(&tables.image.directory);
+    tables.image.fill(0, leaf, link);
+    tables.high.0[510] = link(tables.image.directory.address());
+    tables.high.0[vmalloc::SLOT] = link(vmalloc::init());
 }
 
 /// Checks that the page tables have the number of levels that the command line demands: five after

@@ -2,6 +2,7 @@
 
 use super::Dma;
 use crate::arch::serial::println;
+use crate::mem::vmalloc;
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::p9;
@@ -31,6 +32,10 @@ impl SharedFolder {
 
 impl p9::Transport for SharedFolder {
     fn exchange(&self, request: &[u8], reply: &mut [u8]) -> Result<usize, Errno> {
+        let is_whole = |bytes: &[u8]| vmalloc::contiguous(bytes.as_ptr(), bytes.len()).count() <= 1;
+        if !is_whole(request) || !is_whole(reply) {
+            return Err(Errno::ENOMEM);
+        }
         let (transport, queue) = &mut *self.0.lock();
         let len = queue.add_notify_wait_pop(&[request], &mut [reply], transport).map_err(|_| Errno::EIO)?;
         Ok(len as usize)

@@ -5,9 +5,9 @@ pub mod folder;
 use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
 use crate::arch::serial::println;
-use alloc::alloc::{alloc_zeroed, dealloc};
-use core::alloc::Layout;
+use crate::mem::machine;
 use core::ptr::NonNull;
+use vellum::memcg::MemcgId;
 use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
@@ -16,31 +16,32 @@ use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
 /// time, so that buffers need no mapping.
 pub struct Dma;
 
-/// Returns the layout of `pages` pages, or the empty layout if it would be too large.
-fn pages(pages: usize) -> Layout {
-    // The driver asks for some tens of pages at most.
-    Layout::array::<[u8; PAGE_SIZE]>(pages).and_then(|layout| layout.align_to(PAGE_SIZE)).unwrap_or(Layout::new::<()>())
+/// Returns log2 of the number of frames that are allocated for `count` pages. The driver asks for
+/// some tens of pages at most.
+fn order(count: usize) -> u8 {
+    count.next_power_of_two().ilog2() as u8
 }
 
-// SAFETY: the heap returns blocks of whole pages as contiguous, aligned frames that belong to the
-// caller; they are zeroed here. The direct map covers device memory below 4 GiB, where `pci::place`
+// SAFETY: the engine's frames are contiguous, and belong to the caller; they are zeroed here. The direct map covers device memory below 4 GiB, where `pci::place`
 // puts it.
 unsafe impl Hal for Dma {
     fn dma_alloc(count: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        let layout = pages(count);
-        // SAFETY: the layout has at least one page, except for the empty one, which is filtered
-        // out.
-        match NonNull::new(unsafe { alloc_zeroed(layout) }).filter(|_| layout.size() > 0) {
-            Some(at) => (virt_to_phys(at.as_ptr() as u64), at),
-            // The driver takes the physical address 0 for a failure.
-            None => (0, NonNull::dangling()),
-        }
+        let (frames, order) = (machine().frames(), order(count));
+        // The driver takes the physical address 0 for a failure.
+        let Ok(first) = machine().memcgs().alloc_for_host(frames, MemcgId::ROOT, order) else {
+            return (0, NonNull::dangling());
+        };
+        let at = frames.at(first.addr());
+        // SAFETY: the frames were just allocated.
+        unsafe { at.write_bytes(0, PAGE_SIZE << order) };
+        (first.addr().0, at)
     }
 
-    unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, count: usize) -> i32 {
-        // SAFETY: the block came from `dma_alloc` with the same number of pages (the contract of
+    unsafe fn dma_dealloc(address: PhysAddr, _: NonNull<u8>, count: usize) -> i32 {
+        let first = vellum::addr::PhysAddr(address).pfn();
+        // SAFETY: the frames came from `dma_alloc` with the same number of pages (the contract of
         // [`Hal`]).
-        unsafe { dealloc(at.as_ptr(), pages(count)) };
+        unsafe { machine().memcgs().free_for_host(machine().frames(), first, order(count)) };
         0
     }
 
@@ -49,8 +50,9 @@ unsafe impl Hal for Dma {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        // Buffers are on a stack or in a static, which lie in the kernel's image, or in a frame,
-        // which the direct map covers. `virt_to_phys` translates both.
+        // Buffers are on a stack or in a static, which lie in the kernel's image, or in frames of
+        // the heap. `virt_to_phys` translates both, and the drivers pass no buffer that is in
+        // pieces (`vmalloc::contiguous`).
         virt_to_phys(buffer.cast::<u8>().as_ptr() as u64)
     }
 

@@ -1,0 +1,100 @@
+//! Blocks of several frames that need not be contiguous: each frame is mapped at the next address
+//! (Linux: vmalloc). The heap has such blocks while free memory is in pieces.
+
+use crate::arch::kernel_map::PAGE_SIZE;
+use crate::arch::vmalloc::{PAGES, START, contains, frame, map, unmap};
+use crate::mem::shootdown;
+use core::ops::Range;
+use core::ptr::NonNull;
+use spin::Mutex;
+use vellum::addr::{Pfn, PhysAddr, VirtRange};
+use vellum::memcg::Refused;
+
+/// A bit for each page of the area that belongs to a block.
+struct Pages([u64; PAGES / 64]);
+
+static USED: Mutex<Pages> = Mutex::new(Pages([0; PAGES / 64]));
+
+impl Pages {
+    /// Takes `count` pages, aligned to that number, a power of two. Returns the first.
+    fn take(&mut self, count: usize) -> Option<usize> {
+        let is_free = |first: &usize| first + count <= PAGES && (*first..first + count).all(|at| !self.has(at));
+        let first = (0..PAGES).step_by(count).find(is_free)?;
+        (first..first + count).for_each(|at| self.0[at / 64] |= 1 << (at % 64));
+        Some(first)
+    }
+
+    fn has(&self, at: usize) -> bool {
+        self.0[at / 64] & 1 << (at % 64) != 0
+    }
+
+    fn give_back(&mut self, pages: Range<usize>) {
+        pages.for_each(|at| self.0[at / 64] &= !(1 << (at % 64)));
+    }
+}
+
+/// Allocates a block of `1 << order` frames, each of which `one` allocates. It is aligned to its
+/// size.
+///
+/// # Errors
+///
+/// The refusal of `one`, after which all frames of the block went back to `free`. `OutOfMemory`
+/// if the area has no room.
+pub fn alloc(order: u8, one: impl Fn() -> Result<Pfn, Refused>, free: impl Fn(Pfn)) -> Result<NonNull<u8>, Refused> {
+    let count = 1usize.checked_shl(order.into()).ok_or(Refused::OutOfMemory)?;
+    let first = USED.lock().take(count).ok_or(Refused::OutOfMemory)?;
+    for page in first..first + count {
+        match one() {
+            Ok(pfn) => map(page, pfn.addr().0),
+            Err(why) => {
+                unmap_all(first..page, free);
+                USED.lock().give_back(first..first + count);
+                return Err(why);
+            }
+        }
+    }
+    NonNull::new((START + first as u64 * PAGE_SIZE) as *mut u8).ok_or(Refused::OutOfMemory)
+}
+
+/// Frees a block of [`alloc()`]'s, and each of its frames by `free`. Returns whether it is one: if
+/// not, nothing happens.
+///
+/// # Safety
+///
+/// If the block came from [`alloc()`], it was of this order, and the caller gives it up.
+pub unsafe fn free(block: *mut u8, order: u8, free: impl Fn(Pfn)) -> bool {
+    if !contains(block.addr() as u64) {
+        return false;
+    }
+    let first = ((block.addr() as u64 - START) / PAGE_SIZE) as usize;
+    let pages = first..first + (1 << order);
+    unmap_all(pages.clone(), free);
+    USED.lock().give_back(pages);
+    true
+}
+
+/// Unmaps pages, at each of which a frame is mapped, and frees the frames.
+fn unmap_all(pages: Range<usize>, free: impl Fn(Pfn)) {
+    if pages.is_empty() {
+        return;
+    }
+    pages.clone().for_each(unmap);
+    let [start, end] = [pages.start, pages.end].map(|page| START + page as u64 * PAGE_SIZE);
+    // Afterwards no CPU can use a frame by a translation from before.
+    shootdown::invalidate_kernel(VirtRange { start, end });
+    pages.for_each(|page| free(PhysAddr(frame(page)).pfn()));
+}
+
+/// Returns the parts of `len` bytes at an address in the kernel half that are contiguous in
+/// physical memory: the offset and length of each.
+pub fn contiguous(at: *const u8, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let in_pieces = contains(at.addr() as u64);
+    let mut from = 0;
+    core::iter::from_fn(move || {
+        let page = PAGE_SIZE as usize;
+        let rest = if in_pieces { page - (at.addr() + from) % page } else { len };
+        let part = from..len.min(from.saturating_add(rest));
+        from = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}
