@@ -1,9 +1,9 @@
 //! The parts of the kernel half of an address space that are the same on all architectures: the
-//! kernel's image and the direct map of physical memory. ([`vmalloc`] has the third such part.) The
-//! architecture's `paging` builds the page tables.
+//! kernel's image and the direct map of physical memory; the third part is
+//! [`vmalloc`](crate::arch::vmalloc). The architecture's `paging` builds the page tables.
 
 use crate::arch::layout::{DIRECT_MAP, KERNEL_BASE};
-use crate::arch::{stack, vmalloc};
+use crate::arch::stack;
 
 /// Bytes per base page.
 pub const PAGE_SIZE: u64 = 4096;
@@ -37,15 +37,6 @@ pub fn image_to_phys(address: u64) -> u64 {
 pub fn phys_to_virt<T>(address: u64) -> *mut T {
     debug_assert!(address < 512 * GIB);
     (DIRECT_MAP + address) as *mut T
-}
-
-/// Returns the physical address of an address in the direct map, the vmalloc area or the image.
-pub fn virt_to_phys(address: u64) -> u64 {
-    match address {
-        KERNEL_BASE.. => image_to_phys(address),
-        _ if vmalloc::contains(address) => vmalloc::to_phys(address),
-        _ => address - DIRECT_MAP,
-    }
 }
 
 /// A page table that lies in the image.

@@ -1,8 +1,8 @@
 //! The part of the kernel half that maps single frames at consecutive addresses (Linux: the vmalloc
 //! area). Its page tables lie in the image and are never freed, so that only its leaf PTEs change.
 
-use crate::arch::kernel_map::{PAGE_SIZE, Section, image_to_phys};
-use crate::arch::paging::{flush_pages, leaf, link};
+use crate::arch::kernel_map::{PAGE_SIZE, image_to_phys};
+use crate::arch::layout::{DIRECT_MAP, KERNEL_BASE};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -36,9 +36,9 @@ impl AtomicTable {
 static DIRECTORY: AtomicTable = AtomicTable::new();
 static LEAVES: [AtomicTable; TABLES] = [const { AtomicTable::new() }; TABLES];
 
-/// Links the area's page tables. Returns the physical address of the first, which the kernel half
-/// is to link at [`SLOT`].
-pub fn init() -> u64 {
+/// Links the area's page tables by the entries that `link` returns for their physical addresses.
+/// Returns the physical address of the first, which the kernel half is to link at [`SLOT`].
+pub fn init(link: impl Fn(u64) -> u64) -> u64 {
     for (entry, table) in DIRECTORY.0.iter().zip(&LEAVES) {
         entry.store(link(table.address()), Relaxed);
     }
@@ -59,13 +59,10 @@ pub fn contains(address: u64) -> bool {
     (START..START + PAGES as u64 * PAGE_SIZE).contains(&address)
 }
 
-/// Maps the frame at physical address `frame`, writable, at a page of the area at which none is
-/// mapped, and of which no TLB has a translation.
-pub fn map(page: usize, frame: u64) {
-    pte(page).store(leaf(Section::Data, frame), Relaxed);
-    // The PTE is seen by this CPU's next access. A TLB never keeps that a page is not mapped, so
-    // there is nothing to flush.
-    flush_pages(core::iter::empty());
+/// Sets the leaf PTE of a page of the area, at which no frame is mapped, and of which no TLB has a
+/// translation.
+pub fn map(page: usize, leaf: u64) {
+    pte(page).store(leaf, Relaxed);
 }
 
 /// Unmaps a page of the area. TLBs may still have translations of the frame that was mapped.
@@ -79,8 +76,15 @@ pub fn frame(page: usize) -> u64 {
     pte(page).load(Relaxed) & ADDRESS
 }
 
-/// Returns the physical address of an address in the area at which a frame is mapped.
-pub fn to_phys(address: u64) -> u64 {
-    let offset = address - START;
-    frame((offset / PAGE_SIZE) as usize) + offset % PAGE_SIZE
+/// Returns the physical address of an address in the direct map, the area (at which a frame is
+/// mapped) or the image.
+pub fn virt_to_phys(address: u64) -> u64 {
+    match address {
+        KERNEL_BASE.. => image_to_phys(address),
+        _ if contains(address) => {
+            let offset = address - START;
+            frame((offset / PAGE_SIZE) as usize) + offset % PAGE_SIZE
+        }
+        _ => address - DIRECT_MAP,
+    }
 }

@@ -2,9 +2,8 @@
 //! is mapped at the next address.
 
 use super::lab::{Checked, Lab, expect};
-use crate::arch::kernel_map::virt_to_phys;
 use crate::arch::serial::println;
-use crate::arch::vmalloc;
+use crate::arch::vmalloc::{self, virt_to_phys};
 use crate::mem::payer::MOST_BEYOND;
 use alloc::vec::Vec;
 use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};

@@ -1,10 +1,11 @@
 //! The kernel's heap: blocks of 2ⁿ bytes from the engine's frames.
 //!
 //! A small block is cut from a frame whose blocks all have the same size and memcg; the memcg is
-//! charged for the whole frame. A large block is a block of the frame allocator, or single frames at
-//! consecutive addresses if free memory is in pieces. A frame of small blocks begins with a header that links its free blocks. A frame with free blocks is on the list
-//! of its size and memcg, and returns to the engine once all its blocks are free. Only the lists of
-//! the root memcg keep their last frame, because that frame counts toward no limit.
+//! charged for the whole frame. A large block is a block of the frame allocator, or single frames
+//! at consecutive addresses if free memory is in pieces. A frame of small blocks begins with a
+//! header that links its free blocks. A frame with free blocks is on the list of its size and
+//! memcg, and returns to the engine once all its blocks are free. Only the lists of the root memcg
+//! keep their last frame, because that frame counts toward no limit.
 //!
 //! A reserve of memory is kept for the heap alone, so that the kernel's own allocations do not fail
 //! while the kernel refuses memory to a program or ends it ([`payer`]).
@@ -247,9 +248,9 @@ impl List {
 }
 
 /// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`: contiguous ones, or, if
-/// free memory is in pieces, single ones ([`vmalloc`]). If the memcg's limit or free memory does not
-/// allow it, the refusal is noted for the current thread, and a block of up to `1 << MOST_BEYOND`
-/// frames is allocated all the same: from the reserve, or beyond the limit.
+/// free memory is in pieces, single ones ([`vmalloc`]). If the memcg's limit or free memory does
+/// not allow it, the refusal is noted for the current thread, and a block of up to
+/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or beyond the limit.
 fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;

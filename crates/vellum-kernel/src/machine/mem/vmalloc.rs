@@ -1,7 +1,8 @@
 //! Blocks of several frames that need not be contiguous: each frame is mapped at the next address
 //! (Linux: vmalloc). The heap has such blocks while free memory is in pieces.
 
-use crate::arch::kernel_map::PAGE_SIZE;
+use crate::arch::kernel_map::{PAGE_SIZE, Section};
+use crate::arch::paging::{flush_pages, leaf};
 use crate::arch::vmalloc::{PAGES, START, contains, frame, map, unmap};
 use crate::mem::shootdown;
 use core::ops::Range;
@@ -45,7 +46,7 @@ pub fn alloc(order: u8, one: impl Fn() -> Result<Pfn, Refused>, free: impl Fn(Pf
     let first = USED.lock().take(count).ok_or(Refused::OutOfMemory)?;
     for page in first..first + count {
         match one() {
-            Ok(pfn) => map(page, pfn.addr().0),
+            Ok(pfn) => map(page, leaf(Section::Data, pfn.addr().0)),
             Err(why) => {
                 unmap_all(first..page, free);
                 USED.lock().give_back(first..first + count);
@@ -53,6 +54,9 @@ pub fn alloc(order: u8, one: impl Fn() -> Result<Pfn, Refused>, free: impl Fn(Pf
             }
         }
     }
+    // The PTEs are seen by the next access. No TLB keeps that a page is not mapped, so there is
+    // nothing to flush.
+    flush_pages(core::iter::empty());
     NonNull::new((START + first as u64 * PAGE_SIZE) as *mut u8).ok_or(Refused::OutOfMemory)
 }
 

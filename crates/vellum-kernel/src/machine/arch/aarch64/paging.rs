@@ -146,7 +146,7 @@ unsafe extern "C" {
 fn map_image(tables: &mut Tables) {
     tables.image.fill(FIRST_MEMORY, leaf, link);
     tables.high.0[510] = link(tables.image.directory.address());
-    tables.high.0[vmalloc::SLOT] = link(vmalloc::init());
+    tables.high.0[vmalloc::SLOT] = link(vmalloc::init(link));
 }
 
 /// Returns the command line unchanged, and `None` as the number of page-table levels, which can't

@@ -9,10 +9,10 @@
 //! The guard pages of the kernel's stacks, which lie in the image, are left unmapped.
 //!
 //! The direct map occupies one entry of a four-level root page table, and the other two share one;
-//! with five levels all share the root's last entry. These entries are written once here and never change, so that
-//! [`copy_kernel_half`] gives an address space a kernel half that stays current. The user half
-//! belongs to the engine. After [`init`] nothing is mapped in the user half, not even the first
-//! page.
+//! with five levels all share the root's last entry. These entries are written once here and never
+//! change, so that [`copy_kernel_half`] gives an address space a kernel half that stays current.
+//! The user half belongs to the engine. After [`init`] nothing is mapped in the user half, not even
+//! the first page.
 //!
 //! [`DIRECT_MAP`]: crate::arch::layout::DIRECT_MAP
 //! [`KERNEL_BASE`]: crate::arch::layout::KERNEL_BASE
@@ -124,7 +124,7 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
 fn map_image(tables: &mut Tables) {
     tables.image.fill(0, leaf, link);
     tables.high.0[510] = link(tables.image.directory.address());
-    tables.high.0[vmalloc::SLOT] = link(vmalloc::init());
+    tables.high.0[vmalloc::SLOT] = link(vmalloc::init(link));
 }
 
 /// Checks that the page tables have the number of levels that the command line demands: five after

@@ -2,9 +2,10 @@
 
 pub mod folder;
 
-use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
+use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::pci;
 use crate::arch::serial::println;
+use crate::arch::vmalloc::virt_to_phys;
 use crate::mem::machine;
 use core::ptr::NonNull;
 use vellum::memcg::MemcgId;
@@ -22,8 +23,8 @@ fn order(count: usize) -> u8 {
     count.next_power_of_two().ilog2() as u8
 }
 
-// SAFETY: the engine's frames are contiguous, and belong to the caller; they are zeroed here. The direct map covers device memory below 4 GiB, where `pci::place`
-// puts it.
+// SAFETY: the engine's frames are contiguous, and belong to the caller; they are zeroed here. The
+// direct map covers device memory below 4 GiB, where `pci::place` puts it.
 unsafe impl Hal for Dma {
     fn dma_alloc(count: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         let (frames, order) = (machine().frames(), order(count));
