@@ -7,6 +7,10 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 enum { PAGES = 256, SIZE = PAGES * PAGE };
 
 static const char *device;
@@ -179,6 +183,31 @@ static bool drop_caches_drops_clean_pages(void) {
     return good && !close(order);
 }
 
+// A huge page takes the place of small ones, once those that are missing are read, and not while any
+// differs from the disk.
+static bool pages_collapse(void) {
+    enum { HUGE = 2 << 20, FROM = 2 * HUGE };
+    write_range(FROM, HUGE, 15);
+    forget();
+    char *room = mmap(NULL, 2 * HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *wanted = room + (HUGE - (uintptr_t)room % HUGE) % HUGE;
+    unsigned char *at = mmap(wanted, HUGE, PROT_READ, MAP_SHARED | MAP_FIXED, fd, FROM);
+    if (room == MAP_FAILED || at == MAP_FAILED)
+        die("mmap");
+    bool good = !madvise(at, HUGE, MADV_COLLAPSE) && smaps_bytes((char *)at, "FilePmdMapped") == HUGE;
+    good &= is_filled(at, FROM, HUGE, 15) && !madvise(at, HUGE, MADV_DONTNEED);
+    forget();
+    good &= reads_back(FROM + 5 * PAGE, 3 * PAGE, 15) && is_filled(at, FROM, PAGE, 15);
+    write_range(FROM + 6 * PAGE, PAGE, 16);
+    good &= smaps_bytes((char *)at, "FilePmdMapped") == 0;
+    errno = 0;
+    good &= madvise(at, HUGE, MADV_COLLAPSE) == -1 && errno == EAGAIN;
+    good &= !fsync(fd) && !madvise(at, HUGE, MADV_COLLAPSE) && smaps_bytes((char *)at, "FilePmdMapped") == HUGE;
+    good &= is_filled(at + 6 * PAGE, FROM + 6 * PAGE, PAGE, 16) && is_filled(at + 7 * PAGE, FROM + 7 * PAGE, PAGE, 15);
+    munmap(room, 2 * HUGE);
+    return good;
+}
+
 static bool a_read_ends_at_the_end(void) {
     off_t end = lseek(fd, 0, SEEK_END);
     unsigned char bytes[2 * PAGE];
@@ -297,6 +326,7 @@ int main(int argc, char **argv) {
         {"vectors are read and written", vectors_are_read_and_written},
         {"mappings are populated", mappings_are_populated},
         {"drop_caches drops clean pages", drop_caches_drops_clean_pages},
+        {"pages collapse", pages_collapse},
         {"a read ends at the end", a_read_ends_at_the_end},
         {"a forked child shares the mapping", a_forked_child_shares_the_mapping},
         {"calls check their arguments", calls_check_their_arguments},

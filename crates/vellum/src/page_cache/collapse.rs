@@ -2,17 +2,21 @@
 //!
 //! The pages are unmapped first, in all spaces. If nothing but the object refers to them then, they
 //! are marked as under writeback ([`super::swap_out`]), and copied with no lock held. A CPU that
-//! needs one of them meanwhile waits for the end of the copy.
+//! needs one of them meanwhile waits for the end of the copy. The pages of an object with a store
+//! collapse when all are in memory and clean, so that the copy has nothing to write either.
 
 use core::ops::Range;
 
-use super::fill::NewFolio;
+use super::fill::{NewFolio, shmem_orders};
+use super::read::Reads;
 use super::{Object, ObjectError, mapping};
 use crate::addr::Pfn;
+use crate::frame::policy::Advice;
 use crate::frame::{Counts, Frame, Frames, HUGE_ORDER};
 use crate::memcg::MemcgId;
 use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::SizeCounter;
+use crate::vma::Prot;
 
 /// The largest number of pages of a block.
 const PAGES: usize = 1 << HUGE_ORDER;
@@ -26,9 +30,14 @@ pub(crate) struct Survey {
     pub(crate) swapped: u64,
     /// True if all of the block is one huge folio.
     pub(crate) is_huge: bool,
-    /// False if there is no page; or if the block reaches beyond the end of the object, or has
-    /// small folios of an object with a store.
+    /// False if there is no page, and no store has any either, or if the block reaches beyond the
+    /// end of the object.
     pub(crate) is_fit: bool,
+    /// True if the store has pages that are not in memory.
+    pub(crate) is_partly_stored: bool,
+    /// True if pages are being read or written, or a store does not have their contents, or may
+    /// soon not have them: the pages can't be collapsed now.
+    pub(crate) is_busy: bool,
 }
 
 /// The steps by which the pages of an object are collapsed.
@@ -42,19 +51,48 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         first..first + (1 << order)
     }
 
+    /// Returns the orders of folios, as a bit set, that policy wants in the parts that a VMA with
+    /// this advice and protection maps. An object with a store follows the settings of anonymous
+    /// memory where the VMA has a program's text or advice for huge folios (Linux collapses text
+    /// alone: `file_thp_enabled`).
+    pub(crate) fn orders(&self, advice: Advice, prot: Prot) -> u32 {
+        match self.0.head().store {
+            None => shmem_orders(self.0, advice).any(),
+            Some(_) if advice == Advice::Huge || prot.contains(Prot::EXEC) => self.0.machine.policy().orders(advice),
+            Some(_) => 0,
+        }
+    }
+
     /// Returns the present pages of a block. Takes the object's lock.
     pub(crate) fn survey(&self, block: Range<u64>) -> Survey {
         let (object, frames) = (self.0, self.0.machine.frames());
         let pages = block.end - block.start;
         let mut found = [Pfn::NONE; PAGES];
         let state = object.lock();
-        let (swapped, _) = state.index.frames_of(frames, block.clone(), &mut found);
+        let (swapped, is_busy) = state.index.frames_of(frames, block.clone(), &mut found);
         let resident = || found.iter().filter_map(|pfn| pfn.some());
         let is_huge = resident().filter(|pfn| frames.head(*pfn).1.order() >= HUGE_ORDER).count() as u64 == pages;
-        let pages = resident().count() as u64 + swapped;
-        let is_inside = object.is_inside(state.size, block.end - 1);
-        let is_fit = pages > 0 && is_inside && (is_huge || object.head().store.is_none());
-        Survey { pages, swapped, is_huge, is_fit }
+        let has_store = object.head().store.is_some();
+        let (missing, pages) = (pages - resident().count() as u64 - swapped, resident().count() as u64 + swapped);
+        let is_fit = object.is_inside(state.size, block.end - 1) && (pages > 0 || has_store);
+        // A page that was swapped out differs from the storage.
+        let is_busy = is_busy || has_store && swapped > 0;
+        Survey { pages, swapped, is_huge, is_fit, is_partly_stored: has_store && missing > 0, is_busy }
+    }
+
+    /// Has the host read the missing pages of a block of an object with a store, into one huge
+    /// folio if no page is there.
+    ///
+    /// # Errors
+    /// [`ObjectError::Pending`]: a page is being read now. Others as for [`Object::page`].
+    pub(crate) fn read(&self, block: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
+        let _pinned = self.0.pin_memcg(memcg)?;
+        Reads(self.0).read_missing(block.clone(), Advice::Huge, memcg)?;
+        let state = self.0.lock();
+        match state.index.first_reading(self.0.machine.frames(), block) {
+            Some(page) => Err(Reads(self.0).wait_for(&state, page)),
+            None => Ok(()),
+        }
     }
 
     /// Reads the swapped-out pages of a block back.

@@ -43,7 +43,9 @@ impl<'m, P: Platform> Object<'m, P> {
         }
         let _pinned = self.pin_memcg(memcg)?;
         let (used, ahead) = (opener.newly_used(&pages), opener.access(pages.clone()));
-        let read = core::iter::once(pages).chain(ahead).try_for_each(|pages| Reads(self).read_missing(pages, memcg));
+        let read = core::iter::once(pages)
+            .chain(ahead)
+            .try_for_each(|pages| Reads(self).read_missing(pages, Advice::None, memcg));
         Reads(self).note_use(used);
         read
     }
@@ -206,18 +208,18 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         })
     }
 
-    /// Has the host read the missing ones of `pages`, as far as these lie within the object. No
-    /// lock is held.
+    /// Has the host read the missing ones of `pages`, as far as these lie within the object, into
+    /// folios that policy and this advice permit. No lock is held.
     ///
     /// # Errors
     /// As for [`Object::read_ahead`].
-    fn read_missing(&self, pages: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
+    pub(super) fn read_missing(&self, pages: Range<u64>, advice: Advice, memcg: MemcgId) -> Result<(), ObjectError> {
         let mut at = pages.start;
         while let Some((missing, nodes)) = self.next_missing(at..pages.end, 0) {
             let mut spare = SpareNodes::new(self.0.machine);
             spare.provide(nodes, self.0.memcg())?;
             let mut folios = NewFolios::new(self.0);
-            let missing = folios.provide(missing, Advice::None, memcg)?;
+            let missing = folios.provide(missing, advice, memcg)?;
             at = missing.end;
             if let Some(request) = self.insert_reading((missing, None), folios, &mut spare, 0) {
                 self.ask(request);

@@ -107,16 +107,16 @@ pub fn unmap_removed<'m, P: Platform>(
 /// The number of attempts to collapse a block whose pages keep being mapped or used.
 const COLLAPSE_TRIES: u32 = 4;
 
-/// Replaces the small folios of an object without a store, in the block of a huge folio around
-/// `page`, by one huge folio that is charged to `memcg` (Linux: `collapse_file`). Swapped-out pages
-/// are read back first, and pages that don't exist become zeros. Unmaps the block from all spaces;
-/// the next fault maps it by a huge PTE where it can. Returns false if the block has no page, or
-/// reaches beyond the end of the object, or has small folios of an object with a store. The caller
-/// holds no lock.
+/// Replaces the small folios of an object, in the block of a huge folio around `page`, by one huge
+/// folio that is charged to `memcg` (Linux: `collapse_file`). Swapped-out pages are read back
+/// first, and pages that don't exist become zeros, or are read if the object has a store. Unmaps
+/// the block from all spaces; the next fault maps it by a huge PTE where it can. Returns false if
+/// there is no page, or the block reaches beyond the end of the object. The caller holds no lock.
 ///
 /// # Errors
-/// [`ObjectError::InUse`]: pages are pinned, or used all the time, or a VMA has a record of their
-/// writes (userfaultfd, soft-dirty). [`ObjectError::NoMemory`], and those of [`Object::page`].
+/// [`ObjectError::Pending`]: the host is reading this page. [`ObjectError::InUse`]: pages are
+/// pinned, or used all the time, or differ from the storage, or a VMA has a record of their writes
+/// (userfaultfd, soft-dirty). [`ObjectError::NoMemory`], and those of [`Object::page`].
 pub fn collapse_object<'m, P: Platform>(
     spaces: &(impl Spaces<'m, P> + ?Sized),
     object: &Object<'m, P>,
@@ -128,6 +128,13 @@ pub fn collapse_object<'m, P: Platform>(
         let seen = Collapses(object).survey(pages.clone());
         if seen.is_huge || !seen.is_fit {
             return Ok(seen.is_fit);
+        }
+        if seen.is_partly_stored {
+            Collapses(object).read(pages.clone(), memcg)?;
+            continue;
+        }
+        if seen.is_busy {
+            break;
         }
         if seen.swapped > 0 {
             Collapses(object).swap_in(pages.clone())?;

@@ -7,13 +7,14 @@ use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
 use crate::mem::memcgs;
 use crate::mem::spaces::All;
-use crate::mem::thread::{failed, fault_failed};
+use crate::mem::thread::{BlockedOn, failed, fault_failed};
 use crate::mem::{Object, UserSpace, uaccess};
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;
+use vellum::page_cache::ObjectError;
 use vellum::space::{
     self, Advise, AdviseError, CollapseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
     RemapRequest,
@@ -225,11 +226,24 @@ async fn collapse_objects(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u
     let mut answer = Ok(0);
     let piece = || {
         while rest.start < rest.end {
-            let collapse = |object: &Object, page| space::collapse_object(&All, object, page, memory.engine.memcg());
-            match memory.engine.collapse_next(&mut rest, collapse) {
-                Ok(()) => {}
-                Err(error @ CollapseError::NoMemory(_)) => return Err(failed(error.refused(), error.errno())),
-                Err(error) => answer = Err(error.errno().into()),
+            let (before, mut pending) = (rest, None);
+            let collapse = |object: &Object, page| {
+                let collapsed = space::collapse_object(&All, object, page, memory.engine.memcg());
+                if let Err(ObjectError::Pending(page)) = collapsed {
+                    pending = Some(page);
+                }
+                collapsed
+            };
+            match (memory.engine.collapse_next(&mut rest, collapse), pending) {
+                (Ok(()), _) => {}
+                (Err(error @ CollapseError::NoMemory(_)), _) => return Err(failed(error.refused(), error.errno())),
+                (Err(_), Some(page)) => {
+                    // Tries the block again once it is read. If it can't be read, the call fails.
+                    rest = before;
+                    thread.mem.block(BlockedOn::Pending(page));
+                    return Err(Errno::EIO);
+                }
+                (Err(error), None) => answer = Err(error.errno().into()),
             }
             if !may_go_on(thread) {
                 break;

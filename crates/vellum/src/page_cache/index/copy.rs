@@ -1,9 +1,10 @@
 //! Entries of pages whose contents are copied to another folio.
 
 use core::ops::Range;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{FRAME, Index, Node, READING, SWAP, WANTED, WRITEBACK, frame_word, pfn_of};
+use super::{DIRTY, FRAME, Index, Node, READING, SWAP, WANTED, WRITABLE, WRITEBACK, WRITING, frame_word, pfn_of};
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::Frames;
 use crate::platform::Platform;
@@ -11,7 +12,8 @@ use crate::platform::Platform;
 impl Index {
     /// Returns in `old` the first frame of each of `pages`, all of which have their entries in one
     /// node, or [`Pfn::NONE`] for a page that is not in memory. Returns the number of pages that
-    /// are swapped out, and whether any is being read, or under writeback to a swap device.
+    /// are swapped out, and whether any is being read, or under writeback to a swap device, or
+    /// differs from the storage that it came from or may come to differ.
     pub(in crate::page_cache) fn frames_of<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -23,10 +25,22 @@ impl Index {
         self.for_each_word(frames, pages, Pfn(0), 0, |word, _| {
             let found = word.load(Relaxed);
             swapped += u64::from(found & SWAP != 0);
-            is_busy |= found & FRAME != 0 && found & (WRITEBACK | READING) != 0;
+            is_busy |= found & FRAME != 0 && found & (WRITEBACK | READING | DIRTY | WRITING | WRITABLE) != 0;
             old.next().into_iter().for_each(|old| *old = pfn_of(found).unwrap_or(Pfn::NONE));
         });
         (swapped, is_busy)
+    }
+
+    /// Returns the first of `pages`, all of which have their entries in one node, that is being
+    /// read.
+    pub(in crate::page_cache) fn first_reading<P: Platform>(
+        &self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+    ) -> Option<u64> {
+        let node = self.last_node(frames, pages.start)?;
+        let is_reading = |word: &AtomicU64| word.load(Relaxed) & (FRAME | READING) == FRAME | READING;
+        node.entries(&pages).iter().position(is_reading).map(|nth| pages.start + nth as u64)
     }
 
     /// Marks those of `pages` that are in memory as under writeback, so that no other CPU takes a

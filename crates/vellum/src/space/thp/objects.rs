@@ -5,7 +5,7 @@ use crate::addr::{FRAME_SHIFT, VirtRange, align_up};
 use crate::arch::Arch;
 use crate::frame::HUGE_ORDER;
 use crate::frame::policy::Advice;
-use crate::page_cache::{Collapses, Object, ObjectError, shmem_orders};
+use crate::page_cache::{Collapses, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
@@ -82,7 +82,7 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
     /// Returns whether policy wants huge folios in the object of a VMA, which the caller has
     /// locked, and a huge PTE may map them there (INV-23).
     pub(super) fn wants_huge_object(self, vma: &Vma) -> bool {
-        let is_wanted = || shmem_orders(&self.object_of(vma), vma.advice).any() & 1 << HUGE_ORDER != 0;
+        let is_wanted = || Collapses(&self.object_of(vma)).orders(vma.advice, vma.prot) & 1 << HUGE_ORDER != 0;
         !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED) && is_wanted()
     }
 
@@ -113,7 +113,8 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
         let (seen, pages) = (Collapses(&object).survey(Collapses(&object).block(page)), 1 << HUGE_ORDER);
         let frames = |count: u64| count << self.arch().page_order();
         let within = pages - frames(seen.pages) <= limits.none.into() && frames(seen.swapped) <= limits.swapped.into();
-        if !seen.is_huge && seen.is_fit && within {
+        let is_ready = seen.is_fit && !seen.is_busy && !seen.is_partly_stored;
+        if !seen.is_huge && is_ready && within {
             done.collapsed += u64::from(collapse(&object, page).map_err(|error| failed(error, block))?);
         }
         self.platform().resched();

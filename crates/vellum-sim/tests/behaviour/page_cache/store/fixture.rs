@@ -2,9 +2,9 @@
 
 use vellum::arch::X86_64;
 use vellum::memcg::MemcgId;
-use vellum::page_cache::{Changes, Object};
+use vellum::page_cache::{Changes, Object, ObjectError};
 use vellum::platform::{Cpus, PendingPage};
-use vellum::space::{FaultError, Limits, MapFlags, MapRequest};
+use vellum::space::{FaultError, Limits, MapFlags, MapRequest, collapse_object};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -145,6 +145,20 @@ impl Context<'_, '_> {
                 Err(Fault::Handler(error)) => return Err(error),
                 Err(error) => panic!("{error:?}"),
             }
+        }
+    }
+
+    /// Collapses the first pages of the file, once the pages that are missing have been read.
+    /// Returns whether one huge folio has them. Reads may fail.
+    pub fn collapse(&self) -> bool {
+        match collapse_object(&self.spaces[..], self.object, 0, MemcgId::ROOT) {
+            Ok(is_huge) => is_huge,
+            Err(ObjectError::Pending(page)) => {
+                self.wait(page);
+                false
+            }
+            Err(ObjectError::InUse | ObjectError::NoMemory(_)) => false,
+            Err(error) => panic!("{error}"),
         }
     }
 }

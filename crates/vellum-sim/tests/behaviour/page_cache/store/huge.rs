@@ -1,9 +1,14 @@
-//! Files that are read in huge folios, where a VMA has advice for them, and written to through huge
-//! PTEs (INV-22, INV-23).
+//! Files that are read in huge folios, where a VMA has advice for them, or whose pages are collapsed
+//! into such, and that are written to through huge PTEs (INV-22, INV-23).
 
-use vellum::page_cache::{Changes, Object, Writeback, drop_clean};
-use vellum::space::{Advise, FaultError, MapFlags, MapRequest, write_back};
-use vellum_sim::{Fault, Hostility, Silicon, Simulated};
+use std::ops::Range;
+
+use vellum::frame::HUGE_ORDER;
+use vellum::frame::policy::Knob;
+use vellum::page_cache::{Changes, Object, ObjectError, Writeback, drop_clean};
+use vellum::space::{Advise, CollapseLimits, FaultError, MapFlags, MapRequest, collapse_object, write_back};
+use vellum::vma::Prot;
+use vellum_sim::{Fault, Hostility, Refusal, Silicon, Simulated, Strict};
 
 use super::fixture::{File, RW, TAG};
 use crate::fixtures::bench::{BASE, HUGE, Setup, USUAL, in_every_format, range};
@@ -12,6 +17,10 @@ in_every_format! {
     advice_reads_a_huge_folio => read,
     a_write_through_a_huge_pte_marks_one_page => written,
     without_memory_for_a_huge_folio_less_is_read => refused,
+    clean_pages_collapse => collapsed,
+    pages_that_differ_from_the_storage_do_not_collapse => kept,
+    a_collapse_of_pages_that_cant_be_read_changes_nothing => unread,
+    text_collapses_in_time => scanned,
 }
 
 /// Runs a test with a file of two huge folios and a few bytes, all of which a space maps, with
@@ -47,6 +56,38 @@ impl<A: Silicon> File<'_, '_, A> {
         (done.done, done.folios)
     }
 
+    /// Collapses the pages around one, once those that are missing have been read.
+    fn collapse(&self, page: u64) -> Result<bool, ObjectError> {
+        loop {
+            let got = collapse_object(&[&self.space][..], &self.object, page, self.on.memcg);
+            let Err(ObjectError::Pending(_)) = got else { return got };
+            self.files.finish_any(self.on.machine).expect("a request");
+        }
+    }
+
+    /// Has missing ones of these pages read, without advice.
+    fn read_singly(&self, pages: Range<u64>) {
+        for page in pages {
+            if matches!(self.object.page(page), Err(ObjectError::Pending(_))) {
+                self.files.finish_any(self.on.machine).expect("a request");
+            }
+        }
+    }
+
+    /// Has all dirty pages written.
+    fn sync(&self) {
+        let mut pass = Writeback::complete(0..u64::MAX);
+        while write_back(&[&self.space][..], &self.object, &mut pass).is_err() {
+            self.files.finish_any_write(self.on.machine).expect("a write");
+        }
+    }
+
+    /// Returns whether a page is in a huge folio.
+    fn is_huge(&self, page: u64) -> bool {
+        let held = self.object.page(page).unwrap().expect("a page in memory");
+        self.on.machine.frames().head(held.pfn()).1.order() == HUGE_ORDER
+    }
+
     /// Returns the huge folios that huge PTEs map, if the format's huge PTE has their size.
     fn huge_ptes(&self) -> u64 {
         let usage = self.space.usage(range(BASE, 2 * HUGE));
@@ -80,10 +121,7 @@ fn written<A: Silicon>(arch: A) {
         assert_eq!(file.huge_ptes(), file.if_huge(1));
         file.on.store(&file.space, BASE + 3 * file.on.page, 7);
         assert_eq!((file.huge_ptes(), file.object.page_counts().dirty), (0, 1));
-        let mut pass = Writeback::complete(0..u64::MAX);
-        while write_back(&[&file.space][..], &file.object, &mut pass).is_err() {
-            file.files.finish_any_write(file.on.machine).expect("a write");
-        }
+        file.sync();
         assert_eq!(file.files.word(TAG, 3 * file.on.page), 7);
         // Dropped whole, and read whole again.
         file.space.advise(BASE, HUGE, Advise::DontNeed).unwrap();
@@ -102,5 +140,88 @@ fn refused<A: Silicon>(arch: A) {
         let (pages, folios) = file.read_with(last);
         assert!(pages < last && folios as u64 <= pages, "{pages} pages in {folios} folios");
         assert_eq!(file.huge_ptes(), 0);
+    });
+}
+
+fn collapsed<A: Silicon>(arch: A) {
+    with_long_file(arch, MapFlags::SHARED, |file| {
+        let pages = HUGE / file.on.page;
+        file.read_with(pages + 3);
+        file.read_with(2 * pages - 1);
+        assert_eq!((file.is_huge(pages + 3), file.collapse(2 * pages)), (false, Ok(false)), "beyond the end");
+        assert_eq!((file.collapse(pages + 7), file.is_huge(pages + 3)), (Ok(true), true));
+        (pages..2 * pages).for_each(|page| assert_eq!(file.loads(page), Ok(())));
+        assert_eq!(file.huge_ptes(), file.if_huge(1));
+        assert_eq!((file.collapse(pages), file.object.resident()), (Ok(true), pages), "it is one already");
+        // Of the other block no page is in memory, and one request reads it into a huge folio.
+        let wanted = collapse_object(&[&file.space][..], &file.object, 0, file.on.memcg);
+        assert_eq!(wanted, Err(ObjectError::Pending(file.pending(0))));
+        assert_eq!(file.files.finish_any(file.on.machine).map(|done| done.folios), Some(1));
+        assert_eq!((file.collapse(0), file.object.resident()), (Ok(true), 2 * pages));
+        (0..pages).for_each(|page| assert_eq!(file.loads(page), Ok(())));
+    });
+}
+
+fn kept<A: Silicon>(arch: A) {
+    with_long_file(arch, MapFlags::SHARED, |file| {
+        let pages = HUGE / file.on.page;
+        file.read_with(pages + 3);
+        file.on.store(&file.space, BASE + (pages + 3) * file.on.page, 9);
+        assert_eq!((file.collapse(pages), file.is_huge(pages + 3)), (Err(ObjectError::InUse), false));
+        // The write that is under way is of the small folio.
+        let mut pass = Writeback::start(0..u64::MAX);
+        write_back(&[&file.space][..], &file.object, &mut pass).unwrap();
+        assert_eq!(file.collapse(pages), Err(ObjectError::InUse));
+        file.files.finish_any_write(file.on.machine).expect("a write");
+        assert_eq!((file.collapse(pages), file.is_huge(pages + 3)), (Ok(true), true));
+        (pages..2 * pages).for_each(|page| assert_eq!(file.loads(page), Ok(())));
+        // A page of the huge folio is written, and stays in it.
+        file.on.store(&file.space, BASE + (pages + 4) * file.on.page, 10);
+        file.sync();
+        assert_eq!((file.files.word(TAG, (pages + 4) * file.on.page), file.is_huge(pages)), (10, true));
+    });
+}
+
+fn unread<A: Silicon>(arch: A) {
+    with_long_file(arch, MapFlags::SHARED, |file| {
+        let pages = HUGE / file.on.page;
+        file.read_with(pages + 3);
+        file.files.refuse_reads(Refusal::Percent(100));
+        let collapse = || collapse_object(&[&file.space][..], &file.object, pages, file.on.memcg);
+        for _ in 0..2 {
+            assert!(matches!(collapse(), Err(ObjectError::Pending(_))));
+            while file.files.finish_any(file.on.machine).is_some() {}
+            assert_eq!((file.object.resident(), file.loads(pages + 3)), (16, Ok(())));
+        }
+        file.files.refuse_reads(Refusal::Never);
+        file.on.machine.memcgs().set_limit(file.on.memcg, (HUGE >> 12) / 2).unwrap();
+        assert!(matches!(file.collapse(pages), Err(ObjectError::NoMemory(_))));
+        while file.files.finish_any(file.on.machine).is_some() {}
+        assert_eq!((file.loads(pages + 3), file.is_huge(pages + 3)), (Ok(()), false));
+    });
+}
+
+fn scanned<A: Silicon>(arch: A) {
+    with_long_file(arch, MapFlags::SHARED, |file| {
+        let (on, pages, policy) = (file.on, HUGE / file.on.page, file.on.machine.policy());
+        let scan = || {
+            let collapse =
+                |object: &Object<'_, Strict<A>>, page| collapse_object(&[&file.space][..], object, page, on.memcg);
+            file.space.collapse_some(0, u64::MAX, &CollapseLimits::default(), collapse).unwrap().collapsed
+        };
+        policy.set(HUGE_ORDER, Knob::Always);
+        file.read_with(pages + 3);
+        assert_eq!(scan(), 0, "the program has no text there");
+        file.space.protect(BASE + HUGE, HUGE, Prot::READ | Prot::EXEC).unwrap();
+        assert_eq!((scan(), file.object.resident()), (0, 16), "it reads nothing");
+        file.read_singly(pages..2 * pages);
+        policy.set(HUGE_ORDER, Knob::Never);
+        assert_eq!(scan(), 0, "policy wants none");
+        policy.set(HUGE_ORDER, Knob::Always);
+        assert_eq!((scan(), scan(), file.is_huge(pages)), (1, 0, true));
+        // Advice counts like text.
+        policy.set(HUGE_ORDER, Knob::Madvise);
+        file.read_singly(0..pages);
+        assert_eq!((file.is_huge(0), scan(), file.is_huge(0)), (false, 1, true));
     });
 }

@@ -36,12 +36,12 @@ impl Context<'_, '_> {
         }
     }
 
-    /// Truncates the file and extends it again, reclaims its pages, and ends reads.
+    /// Truncates the file and extends it again, reclaims and collapses its pages, and ends reads.
     fn disturb_reads(&self, seed: u64) {
         let _cpu = self.sim.cpu(0);
         let dice = &mut Dice::new(derive(seed, 77));
         for _ in 0..self.load.rounds {
-            match dice.below(4) {
+            match dice.below(5) {
                 0 => {
                     let left = dice.below(self.load.pages);
                     let gone = self.object.set_size(left * PAGE).expect("no page is cut");
@@ -51,6 +51,7 @@ impl Context<'_, '_> {
                     assert!(gone.is_empty());
                 }
                 1 => _ = reclaim(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX),
+                2 => _ = self.collapse(),
                 _ => _ = self.sim.hardware().files().finish_any(self.machine),
             }
         }
@@ -80,9 +81,16 @@ fn reads_race_truncation_and_reclaim() {
     (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 40, rounds: 60 }));
 }
 
+/// The same while a huge folio takes the place of the small ones again and again.
+#[test]
+fn reads_race_a_collapse() {
+    (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 512, rounds: 60 }));
+}
+
 /// The same under deterministic schedules.
 #[cfg(feature = "shuttle")]
 #[test]
 fn reads_race_truncation_and_reclaim_in_schedules() {
+    in_schedules(|seed| run(seed, Schedule::Shuttle, Load { pages: 512, rounds: 2 }));
     in_schedules(|seed| run(seed, Schedule::Shuttle, Load { pages: 3, rounds: 5 }));
 }

@@ -72,7 +72,7 @@ impl Context<'_, '_> {
         let dice = &mut Dice::new(derive(seed, 77));
         let end = 2 * self.load.pages;
         for _ in 0..self.load.rounds {
-            match dice.below(5) {
+            match dice.below(6) {
                 0 => _ = reclaim(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX),
                 1 => {
                     let at = BASE + end * PAGE;
@@ -90,6 +90,7 @@ impl Context<'_, '_> {
                 }
                 2 => self.sync(Writeback::start(0..u64::MAX)),
                 3 => _ = self.sim.hardware().files().finish_any(self.machine),
+                4 => _ = self.collapse(),
                 _ => _ = self.sim.hardware().files().finish_any_write(self.machine),
             }
         }
@@ -123,6 +124,13 @@ fn run(seed: u64, schedule: Schedule, load: Load, changes: Changes) {
 #[test]
 fn writes_race_writeback_reclaim_and_truncation() {
     (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 10, rounds: 60 }, Changes::ToStore));
+}
+
+/// The same while a huge folio takes the place of clean pages again and again.
+#[test]
+fn writes_race_a_collapse() {
+    (0..40).for_each(|seed| run(seed, Schedule::Host, Load { pages: 256, rounds: 60 }, Changes::ToStore));
+    (0..20).for_each(|seed| run(seed, Schedule::Host, Load { pages: 256, rounds: 60 }, Changes::InMemory));
 }
 
 /// A program finds its writes to a file whose changes stay in memory, and the storage is not
