@@ -1,6 +1,7 @@
 // ext4 DEVICE mixed [PROCESSES] [STEPS] [SEED]
 // ext4 DEVICE direct
 // ext4 DEVICE shift [BLOCK]
+// ext4 DEVICE holes
 // ext4 DEVICE full
 // ext4 DEVICE load [SEED]
 // ext4 DEVICE check FILE...
@@ -14,12 +15,14 @@
 // direct checks rules of O_DIRECT (direct.h), and prints a row for each
 // shift  checks rules of FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE (shift.h) likewise,
 //        on a file system with blocks of BLOCK bytes (4096)
+// holes  checks rules of holes, and of writes that fail or are killed (holes.h), likewise
 // full   fills the disk: writes fail with ENOSPC, and what they took before that is kept
 // load   writes files for ever, and prints a line with name, size and number of each once it was
 //        synchronised: for a machine that is to lose its power
 // check  reads lines that `load` has printed, and checks that the disk has what they name. The
 //        status is 1 if it has not
 #include "common.h"
+#include "holes.h"
 #include "random.h"
 #include "shift.h"
 #include <sys/mount.h>
@@ -457,8 +460,8 @@ static int check(const char *name) {
 
 int main(int argc, char **argv) {
     if (argc < 3)
-        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | shift [BLOCK] | full | load [SEED] | check FILE", argv[0]);
-    device = argv[1];
+        die("usage: %s DEVICE mixed [PROCESSES] [STEPS] [SEED] | direct | shift [BLOCK] | holes | full | load [SEED] | check FILE", argv[0]);
+    device = disk = argv[1];
     mount_device();
     int status;
     if (!strcmp(argv[2], "mixed"))
@@ -467,6 +470,8 @@ int main(int argc, char **argv) {
         status = check_rules(direct_rules, sizeof direct_rules / sizeof *direct_rules);
     else if (!strcmp(argv[2], "shift"))
         block = (size_t)argument(argc, argv, 3, PAGE), status = check_rules(shift_rules, sizeof shift_rules / sizeof *shift_rules);
+    else if (!strcmp(argv[2], "holes"))
+        status = check_rules(hole_rules, sizeof hole_rules / sizeof *hole_rules);
     else if (!strcmp(argv[2], "full"))
         status = full();
     else if (!strcmp(argv[2], "load"))

@@ -89,6 +89,7 @@ ext4_disk() {
         expect 0 "ext4 with blocks of $block bytes" \
             guest --smp 4 --mem 64M --disk "$disk" -- "$1/ext4" /dev/vda mixed 6 400 </dev/null
         expect 0 "direct reads and writes of it" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda direct </dev/null
+        expect 0 "holes, and writes that fail, of it" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda holes </dev/null
         expect 0 "a full disk" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda full </dev/null
         expect 0 "bytes that move in its files" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda shift "$block" </dev/null
         e2fsck -f -n "$disk" >"$disk.log" 2>&1 || die "e2fsck finds errors: $(cat "$disk.log")"

@@ -192,6 +192,18 @@ impl Store for FileStore {
         self.contents.allocate(bytes)
     }
 
+    fn next_place(&self, bytes: Range<u64>, hole: bool) -> Option<u64> {
+        let mut found = None;
+        self.contents.read(bytes, &mut |place, part| {
+            if (place == Place::Hole) != hole {
+                return part.end;
+            }
+            found = Some(part.start);
+            part.start
+        });
+        found
+    }
+
     fn has_room(&self, bytes: Range<u64>, later: u64) -> bool {
         self.contents.has_room(bytes, later)
     }
@@ -312,9 +324,8 @@ pub fn mount(file: &Arc<dyn Inode>, read_only: bool) -> Result<Arc<Node>, Errno>
     Ok(root)
 }
 
-/// Returns whether an inode is of a mounted ext4 file system.
-pub fn is_root(inode: &Arc<dyn Inode>) -> bool {
-    let device = inode.meta().device;
+/// Returns whether an ext4 file system on this device is in use.
+pub fn is_mounted(device: Device) -> bool {
     MOUNTED.lock().iter().any(|(other, _)| *other == device)
 }
 
@@ -331,22 +342,21 @@ pub fn sync_all() -> Result<(), Errno> {
     result
 }
 
-/// Ends the use of a file system that is unmounted, and all of whose contents were written. Its
-/// root directory has no other user.
+/// Ends the use of the file system on a device, which is unmounted, and all of whose contents were
+/// written.
 ///
 /// # Errors
 ///
-/// `EIO`.
-pub fn end(root: Arc<dyn Inode>) -> Result<(), Errno> {
-    let device = root.meta().device;
+/// `EBUSY`: a file without a name is still in use, by a request for its pages or by a process that
+/// is ending; the caller tries again. `EIO`.
+pub fn end(device: Device) -> Result<(), Errno> {
     let found = MOUNTED.lock().iter().find(|(other, _)| *other == device).cloned();
     let Some((_, tree)) = found else { return Ok(()) };
-    let kept = tree.write_attributes();
-    // The end of its inodes frees the files that have no name.
-    drop(root);
-    let ended = tree.on_disk(|disk| disk.unmount());
-    MOUNTED.lock().retain(|(other, _)| *other != device);
-    kept.and(ended)
+    let ended = tree.write_attributes().and(tree.on_disk(|disk| disk.unmount()));
+    if ended != Err(Errno::EBUSY) {
+        MOUNTED.lock().retain(|(other, _)| *other != device);
+    }
+    ended
 }
 
 /// Ends the use of all file systems: the machine is about to stop.

@@ -122,6 +122,6 @@ pub fn mount(view: &View, mounting: &Mounting<'_>) -> Result<(), Errno> {
     let mount = Mount { on, root: root.clone(), kind, source: mounting.source.into(), read_only: mounting.read_only };
     // Nothing was written to what can't be mounted here.
     view.names.mount(mount).inspect_err(|_| {
-        let _ = ext4::end(root);
+        let _ = ext4::end(root.meta().device);
     })
 }

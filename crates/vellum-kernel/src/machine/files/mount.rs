@@ -1,8 +1,10 @@
 //! Unmounts file systems and lists the mount table.
 
 use super::{ext4, from_root, writeback};
+use crate::mem::now_ns;
 use crate::mem::space::UserSpace;
 use crate::task::process as processes;
+use crate::task::time;
 use alloc::string::String;
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
@@ -54,16 +56,30 @@ pub fn unmount(view: &View, path: &[u8], follow: bool, anyway: bool) -> Result<O
     Ok((!is_used).then_some(root))
 }
 
+/// The time for which the end of a file system waits for files without names, which requests for
+/// their pages and ending processes keep, in nanoseconds; and the time between two attempts.
+const PATIENCE: u64 = 10_000_000_000;
+const PAUSE: u64 = 10_000_000;
+
 /// Ends the use of a file system that was unmounted: its disk has everything then.
 ///
 /// # Errors
 ///
-/// `EIO`.
+/// `EBUSY`: a file is in use all the time. Its file system ends with the machine. `EIO`.
 pub async fn end(root: Arc<dyn Inode>) -> Result<(), Errno> {
-    if ext4::is_root(&root) {
+    let device = root.meta().device;
+    if ext4::is_mounted(device) {
         writeback::write_all().await;
     }
-    ext4::end(root)
+    // The end of its inodes frees the files that have no name.
+    drop(root);
+    let last = now_ns() + PATIENCE;
+    loop {
+        match ext4::end(device) {
+            Err(Errno::EBUSY) if now_ns() < last => time::until(now_ns() + PAUSE).await,
+            ended => return ended,
+        }
+    }
 }
 
 /// Returns the path of a mount point.

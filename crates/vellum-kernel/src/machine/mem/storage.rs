@@ -79,6 +79,12 @@ pub trait Store: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
+    /// Returns the first of `bytes` that the storage has; with `hole` the first that it does not
+    /// have, and that reads as zero. What the page cache has yet to write counts as missing.
+    fn next_place(&self, bytes: Range<u64>, hole: bool) -> Option<u64> {
+        (!hole).then_some(bytes.start)
+    }
+
     /// Returns whether there is room on the storage for bytes that a program writes now, and the
     /// page cache later, beside the dirty pages that are written before them, which are at most
     /// `later` bytes. If not, all dirty pages are written first ([`Store::all_written`]).

@@ -2,9 +2,10 @@
 //! the like.
 
 use super::pieces::{by_pieces, may_go_on};
-use super::sync::{make_room, write_range};
+use super::sync::{make_room, write_pages, write_range};
 use super::{Answer, lock};
 use crate::files;
+use crate::files::contents;
 use crate::files::user::UserBytes;
 use crate::mem::thread::BlockedOn;
 use crate::mem::uaccess;
@@ -274,9 +275,13 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
     }
 }
 
-/// Implements `lseek`.
-pub fn lseek(thread: &Thread, fd: u64, offset: u64, whence: u64) -> Answer {
-    open_of(thread, fd)?.seek(offset as i64, whence as u32)
+/// Implements `lseek`. A file's holes are known once what was written to them has its blocks.
+pub async fn lseek(thread: &Arc<Thread>, fd: u64, offset: u64, whence: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    if matches!(whence as u32, abi::SEEK_DATA | abi::SEEK_HOLE) {
+        write_pages(thread, &open, 0..u64::MAX).await?;
+    }
+    open.seek(offset as i64, whence as u32)
 }
 
 /// Implements the `ioctl` requests that every file has. No file is a terminal.
@@ -378,11 +383,18 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     let (start, len) = (both as u64, (both >> 64) as u64);
     let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
     let mut found = abi::cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
-    if let Mappable::Pages(pages) = open.file().map_err(|_| Errno::EOPNOTSUPP)?.mappable() {
-        let mut at = start & !(FRAME_SIZE - 1);
-        while let Some(data) = pages.next_data(at).filter(|data| *data < end) {
-            at = pages.next_hole(data).min(end);
-            found.nr_cache += (at - data).div_ceil(FRAME_SIZE);
+    let file = match open.file() {
+        Err(Errno::EBADF) => return Err(Errno::EBADF),
+        file => file.ok(),
+    };
+    // What has no pages, as a directory, has none in memory.
+    if let Some(Mappable::Pages(pages)) = file.map(|file| file.mappable())
+        && let Some(object) = contents::object_of(&pages)
+    {
+        let (mut at, end) = (start / FRAME_SIZE, end.div_ceil(FRAME_SIZE));
+        while let Some(page) = object.next_data(at).filter(|page| *page < end) {
+            at = object.next_hole(page).min(end);
+            found.nr_cache += at - page;
         }
     }
     uaccess::write(&memory, to, uaccess::bytes_of(&found))?;

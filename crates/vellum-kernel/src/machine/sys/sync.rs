@@ -8,6 +8,7 @@ use crate::files::contents::{self, ObjectContents, Opener};
 use crate::files::{block, ext4, writeback};
 use crate::task::Thread;
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::pin::pin;
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
@@ -41,6 +42,16 @@ pub async fn write_range(thread: &Arc<Thread>, open: &Open, at: u64, len: usize)
         return Ok(());
     }
     let pages = at / FRAME_SIZE..at.saturating_add(len as u64).div_ceil(FRAME_SIZE);
+    write_pages(thread, open, pages).await
+}
+
+/// Waits until the storage has what an open file has in memory of a range of pages, if the file has
+/// a storage.
+///
+/// # Errors
+///
+/// Those of [`write_range`].
+pub async fn write_pages(thread: &Arc<Thread>, open: &Open, pages: Range<u64>) -> Result<(), Errno> {
     match stored(open) {
         Some((contents, _)) => write_back(thread, contents, Writeback::complete(pages)).await,
         None => Ok(()),
@@ -66,7 +77,7 @@ pub async fn make_room(thread: &Arc<Thread>, open: &Open, at: u64, len: usize) -
 /// Implements `fsync` and `fdatasync`. Files in memory have nothing to write.
 pub async fn fsync(thread: &Arc<Thread>, fd: u64) -> Answer {
     let open = open_of(thread, fd)?;
-    if open.inode().meta().kind == Kind::Fifo {
+    if matches!(open.inode().meta().kind, Kind::Fifo | Kind::Char | Kind::Socket) {
         return Err(Errno::EINVAL);
     }
     let node = open.inode().as_any().downcast_ref::<Node>();
@@ -190,10 +201,14 @@ pub async fn advise(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, advice
 /// Implements `readahead`.
 pub fn readahead(thread: &Thread, fd: u64, offset: u64, len: u64) -> Answer {
     let open = open_of(thread, fd)?;
+    let kind = open.inode().meta().kind;
+    if kind == Kind::Directory {
+        return Err(Errno::EINVAL);
+    }
     open.readable()?;
     match stored(&open) {
         Some((contents, _)) => contents.will_need(offset..offset.saturating_add(len)).map(|()| 0),
-        None if open.inode().meta().kind == Kind::Regular => Ok(0),
+        None if kind == Kind::Regular => Ok(0),
         None => Err(Errno::EINVAL),
     }
 }

@@ -115,7 +115,7 @@ system_calls! {
         __NR_dup3: Full => file::dup_to(thread, a[0], a[1], Some(a[2]));
         __NR_fcntl: Partial("no leases, no signals"), AfterHandlers => file::fcntl(thread, a[0], a[1], a[2]).await;
         __NR_flock: Full, AfterHandlers => lock::flock(thread, a[0], a[1]).await;
-        __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]);
+        __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]).await;
         __NR_ioctl: Partial("nothing is a terminal") => file::ioctl(thread, a[0], a[1], a[2]);
         __NR_fsync: Full => sync::fsync(thread, a[0]).await;
         __NR_fdatasync: Full => sync::fsync(thread, a[0]).await;

@@ -251,6 +251,9 @@ impl Pages for ObjectContents {
         if let Some(store) = &self.store {
             store.reserve(at..at.saturating_add(from.left() as u64), not_on_disk())?;
             if at > self.size() {
+                if !from.fault_in(1) {
+                    return Err(Errno::EFAULT);
+                }
                 self.grow(at)?;
             }
         }
@@ -347,11 +350,17 @@ impl Pages for ObjectContents {
     }
 
     fn next_data(&self, at: u64) -> Option<u64> {
+        if let Some(store) = &self.store {
+            return store.next_place(at..self.size(), false);
+        }
         let page = self.object.next_data(at / PAGE)?;
         Some((page * PAGE).max(at))
     }
 
     fn next_hole(&self, at: u64) -> u64 {
+        if let Some(store) = &self.store {
+            return store.next_place(at..self.size(), true).unwrap_or(u64::MAX);
+        }
         (self.object.next_hole(at / PAGE) * PAGE).max(at)
     }
 

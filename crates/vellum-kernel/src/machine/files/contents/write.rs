@@ -15,7 +15,7 @@ impl ObjectContents {
     ///
     /// # Errors
     ///
-    /// Those of the source, `ENOMEM`.
+    /// Those of the source, also if its next page is not in memory but may be soon; `ENOMEM`.
     pub(super) fn overwrite(&self, at: u64, from: &mut dyn Source) -> Result<Option<usize>, Errno> {
         let (size, end) = (self.size(), at.saturating_add(from.left() as u64));
         // The write must cover its first and its last page as far as the file reaches.
@@ -28,7 +28,8 @@ impl ObjectContents {
         // Among the bytes may be those of the pages to overwrite: then these must be in memory
         // first, as an access to them would wait for the end of the overwrite.
         if !from.fault_in(PAGE as usize) {
-            return Ok(None);
+            // Behind the end of the file there is no page to write to before the write.
+            return if first * PAGE < size { Ok(None) } else { Err(Errno::EFAULT) };
         }
         let over = Overwrite::begin(&self.object, first..last, payer::payer()).map_err(errno)?;
         let Some(over) = over else { return Ok(None) };

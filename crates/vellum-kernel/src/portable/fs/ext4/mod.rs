@@ -121,6 +121,7 @@ fn errno(error: Ext4Error) -> Errno {
     match error.kind() {
         Ext4ErrorKind::NoSpace | Ext4ErrorKind::QuotaExceeded => Errno::ENOSPC,
         Ext4ErrorKind::NoMemory => Errno::ENOMEM,
+        Ext4ErrorKind::Busy => Errno::EBUSY,
         Ext4ErrorKind::ReadOnly | Ext4ErrorKind::JournalAborted => Errno::EROFS,
         Ext4ErrorKind::TooManyLinks => Errno::EMLINK,
         Ext4ErrorKind::NotFound => Errno::ENOENT,
