@@ -1,4 +1,4 @@
-//! Files that are read in huge folios, where a VMA has advice for them, or whose pages are collapsed
+//! Files that are read in huge folios, where a VMA has advice for them, or whose pages collapse
 //! into such, and that are written to through huge PTEs (INV-22, INV-23).
 
 use std::ops::Range;
