@@ -80,7 +80,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Returns the first of `bytes` that the storage has; with `hole` the first that it does not
-    /// have, and that reads as zero. What the page cache has yet to write counts as missing.
+    /// have, and that reads as zero. Bytes that the page cache has yet to write count as missing.
     fn next_place(&self, bytes: Range<u64>, hole: bool) -> Option<u64> {
         (!hole).then_some(bytes.start)
     }

@@ -387,7 +387,7 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
         Err(Errno::EBADF) => return Err(Errno::EBADF),
         file => file.ok(),
     };
-    // What has no pages, as a directory, has none in memory.
+    // A directory has no pages, and so none in memory.
     if let Some(Mappable::Pages(pages)) = file.map(|file| file.mappable())
         && let Some(object) = contents::object_of(&pages)
     {
