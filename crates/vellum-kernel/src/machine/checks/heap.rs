@@ -4,7 +4,7 @@
 use super::lab::{Checked, Lab, expect};
 use crate::arch::serial::println;
 use crate::arch::vmalloc::{self, virt_to_phys};
-use crate::mem::payer::MOST_BEYOND;
+use crate::mem::payer::{self, MOST_BEYOND, MOST_UNREFUSED};
 use alloc::vec::Vec;
 use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use vellum::frame::Use;
@@ -36,19 +36,25 @@ pub fn story(lab: &Lab) -> Checked {
     }
     frames.drain();
     expect("no two free frames are contiguous", frames.alloc(1, false, Use::Kernel).is_err(), true)?;
-    let largest = 1 << MOST_BEYOND;
+    let largest = 1 << MOST_UNREFUSED;
     [2, 4, largest, 2 * largest].into_iter().try_for_each(|count| in_pieces(lab, count))?;
     // The last of these take from the reserve.
     let blocks = freed / largest as u64 - 1;
     let mut all = Vec::with_capacity(blocks as usize);
+    payer::enter_unrefused();
     for nth in 0..blocks {
         all.push(filled(largest, nth));
     }
+    let larger = Vec::<u64>::new().try_reserve_exact(2 * largest * WORDS);
+    payer::leave_unrefused();
     for (nth, block) in (0..).zip(&all) {
         expect_filled(block, nth)?;
     }
     expect("the reserve was used", frames.free_frames() < frames.min_free(), true)?;
-    expect("a larger block is refused", Vec::<u64>::new().try_reserve_exact(2 * largest * WORDS).is_err(), true)?;
+    expect("a larger block is refused", larger.is_err(), true)?;
+    let small = |frames: usize| Vec::<u64>::new().try_reserve_exact(frames * WORDS);
+    expect("a small block is allocated", small(1 << MOST_BEYOND).is_ok(), true)?;
+    expect("a block for work that can be undone is refused", small(2 << MOST_BEYOND).is_err(), true)?;
     drop(all);
     while let Some(pfn) = kept {
         kept = next(lab, pfn);

@@ -34,6 +34,14 @@ impl Host for Machine {
     fn random(&self, to: &mut [u8]) {
         to.fill_with(|| random() as u8);
     }
+
+    fn enter(&self) {
+        payer::enter_unrefused();
+    }
+
+    fn leave(&self) {
+        payer::leave_unrefused();
+    }
 }
 
 /// A mounted file system. The tree of its inodes goes through it to the page cache.

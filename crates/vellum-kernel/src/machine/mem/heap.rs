@@ -249,8 +249,8 @@ impl List {
 
 /// Allocates frames for a block of `1 << shift` bytes, charged to `memcg`: contiguous ones, or, if
 /// free memory is in pieces, single ones ([`vmalloc`]). If the memcg's limit or free memory does
-/// not allow it, the refusal is noted for the current thread, and a block of up to
-/// `1 << MOST_BEYOND` frames is allocated all the same: from the reserve, or beyond the limit.
+/// not allow it, the refusal is noted for the current thread, and a small block
+/// ([`payer::most_beyond`]) is allocated all the same: from the reserve, or beyond the limit.
 fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNull<u8>> {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
@@ -259,7 +259,7 @@ fn frames(machine: &'static Machine, memcg: MemcgId, shift: u32) -> Option<NonNu
     let had = block(machine, order, &allowed);
     IS_SHORT.store(had == Err(Refused::OutOfMemory), Relaxed);
     let had = had.or_else(|why| {
-        let may = order <= payer::MOST_BEYOND;
+        let may = order <= payer::most_beyond();
         payer::refused(why, may);
         if may { block(machine, order, &beyond) } else { Err(why) }
     });

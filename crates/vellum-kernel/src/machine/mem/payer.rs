@@ -2,7 +2,8 @@
 //! the kernel allocates.
 //!
 //! An allocation of up to `1 << MOST_BEYOND` frames is never refused, because few users of the heap
-//! could undo their work. If memory is short it is served from the kernel's reserve, and it may
+//! could undo their work; nor is a larger one, up to `1 << MOST_UNREFUSED`, where none could
+//! ([`enter_unrefused`]). If memory is short it is served from the kernel's reserve, and it may
 //! take the memcg beyond its limit. The thread then waits after its system call until reclaim or
 //! the end of a process has made up for it. If memory is short or the limit is reached, larger
 //! allocations, and all those whose size the program chooses ([`reserve`], [`zeros`]), are refused.
@@ -20,7 +21,9 @@ use vellum::memcg::{MemcgId, Refused};
 use vellum_kernel::errno::Errno;
 
 /// log2 of the largest block, in frames, that is allocated beyond a limit.
-pub const MOST_BEYOND: u8 = 6;
+pub const MOST_BEYOND: u8 = 2;
+/// The same for code that can't undo its work at all.
+pub const MOST_UNREFUSED: u8 = 6;
 
 /// Returns the memcg to charge for what this CPU allocates now.
 pub fn payer() -> MemcgId {
@@ -31,6 +34,28 @@ pub fn payer() -> MemcgId {
     }
     // SAFETY: the counter lives as long as it is set (`thread::work_for`).
     MemcgId::numbered(unsafe { &*payer }.load(Relaxed))
+}
+
+/// Returns log2 of the largest block, in frames, that this CPU may now allocate beyond a limit.
+pub fn most_beyond() -> u8 {
+    if percpu::current().unrefused.get() > 0 { MOST_UNREFUSED } else { MOST_BEYOND }
+}
+
+/// Begins, on this CPU, work for the whole machine that can't be undone: until
+/// [`leave_unrefused`], the root memcg pays, and the reserve serves blocks of up to
+/// `1 << MOST_UNREFUSED` frames. The size of its caches bounds what it allocates: no memcg's limit
+/// does.
+pub fn enter_unrefused() {
+    let cpu = percpu::current();
+    cpu.shared.set(cpu.shared.get() + 1);
+    cpu.unrefused.set(cpu.unrefused.get() + 1);
+}
+
+/// Ends such work. The CPU is the one on which it began.
+pub fn leave_unrefused() {
+    let cpu = percpu::current();
+    cpu.shared.set(cpu.shared.get() - 1);
+    cpu.unrefused.set(cpu.unrefused.get() - 1);
 }
 
 /// A machine-wide table with its lock. Allocations under the lock are charged to the root memcg: a

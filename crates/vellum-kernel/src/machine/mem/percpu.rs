@@ -23,8 +23,11 @@ pub struct MemCpu {
     /// The address spaces whose translations the TLB may hold.
     pub tags: UnsafeCell<Tags<TAGS>>,
     /// The number of machine-wide tables that this CPU has locked
-    /// ([`Shared`](crate::mem::payer::Shared)).
+    /// ([`Shared`](crate::mem::payer::Shared)), and of other reasons why the root memcg pays.
     pub shared: Cell<u32>,
+    /// The depth of work on this CPU that can't be undone
+    /// ([`enter_unrefused`](crate::mem::payer::enter_unrefused)).
+    pub unrefused: Cell<u32>,
     /// The memory layer's part of the thread that this CPU works for; null if it works for none.
     pub thread: Cell<*const ThreadMem>,
     /// The number of the memcg that is charged for what this CPU allocates: that of the thread's
@@ -43,6 +46,7 @@ impl MemCpu {
             space: UnsafeCell::new(None),
             tags: UnsafeCell::new(Tags::new()),
             shared: Cell::new(0),
+            unrefused: Cell::new(0),
             thread: Cell::new(ptr::null()),
             payer: Cell::new(ptr::null()),
         }

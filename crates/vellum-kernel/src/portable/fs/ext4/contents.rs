@@ -85,7 +85,7 @@ fn part_from(run: &BlockRun, from: u64) -> Option<BlockRun> {
 impl Contents {
     /// Begins the use of a file's contents. At most one at a time exists for a file.
     pub fn new(fs: &Arc<Ext4>, inode: u64) -> Self {
-        fs.state.lock().in_use.insert(inode, false);
+        fs.lock().in_use.insert(inode, false);
         Contents { fs: fs.clone(), inode, placing: Mutex::default(), last: Mutex::default(), moving: RwLock::default() }
     }
 
@@ -407,7 +407,7 @@ impl Contents {
 
 impl Drop for Contents {
     fn drop(&mut self) {
-        let mut state = self.fs.state.lock();
+        let mut state = self.fs.lock();
         if state.in_use.remove(&self.inode) == Some(true) {
             let _ = number(self.inode).and_then(|number| state.mounted.reap_unlinked_inode(number));
         }

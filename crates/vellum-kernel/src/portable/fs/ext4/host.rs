@@ -13,6 +13,29 @@ pub trait Host: Sync {
 
     /// Fills bytes with random numbers.
     fn random(&self, to: &mut [u8]);
+
+    /// The crate begins to work on this CPU. Until [`Host::leave`] its allocations are for the
+    /// whole machine, and none may be refused that can be had at all: it can't undo what it did.
+    fn enter(&self) {}
+
+    /// The crate no longer works on this CPU.
+    fn leave(&self) {}
+}
+
+/// Guard: while one exists, the crate works.
+pub(super) struct Works(&'static dyn Host);
+
+impl Works {
+    pub(super) fn begin(host: &'static dyn Host) -> Self {
+        host.enter();
+        Works(host)
+    }
+}
+
+impl Drop for Works {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 /// A block device. Offsets and lengths are multiples of 512 bytes. A call waits for the device.

@@ -28,15 +28,16 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
 pub use host::{BlockDevice, Host, SECTOR};
-use host::{Blocks, Clock, Entropy};
+use host::{Blocks, Clock, Entropy, Works};
 use linux_raw_sys::general::EXT4_SUPER_MAGIC;
 use rsext4::{
     DeviceNumber, DirectoryCursor, DirectoryEntryType, Ext4Error, Ext4ErrorKind, Ext4Timestamp, FileName,
     FilePermissions, InodeInfo, InodeMetadataUpdate, InodeNumber, MountOptions, MountServices, MountedServices,
     MutationContext, NoopObserver, RenameOptions, SpecialInodeKind,
 };
-use spin::Mutex;
+use spin::{Mutex, MutexGuard};
 
 type Mounted = rsext4::Ext4<Blocks, MountedServices<Entropy, NoopObserver>>;
 
@@ -51,6 +52,7 @@ const ENTRIES_AT_ONCE: usize = 64;
 /// A mounted ext4 file system.
 pub struct Ext4 {
     state: Mutex<State>,
+    host: &'static dyn Host,
     /// The bytes of a block.
     block: u64,
 }
@@ -63,6 +65,23 @@ struct State {
     in_use: BTreeMap<u64, bool>,
     syncs: u32,
     room: room::Room,
+}
+
+/// The locked state.
+struct Locked<'a>(MutexGuard<'a, State>, #[expect(dead_code, reason = "a guard")] Works);
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
 }
 
 impl State {
@@ -81,20 +100,27 @@ impl Ext4 {
     pub fn mount(device: Arc<dyn BlockDevice>, host: &'static dyn Host, read_only: bool) -> Result<Arc<Self>, Errno> {
         let services = MountServices::new(Clock(host), Entropy(host), NoopObserver);
         let options = MountOptions { readonly: read_only, ..MountOptions::read_write() };
+        let works = Works::begin(host);
         let mounted = Mounted::mount(Blocks(device), services, options).map_err(|error| match error.kind() {
             Ext4ErrorKind::Io | Ext4ErrorKind::NoMemory | Ext4ErrorKind::ReadOnly => errno(error),
             Ext4ErrorKind::Corrupted | Ext4ErrorKind::ChecksumMismatch => Errno::EUCLEAN,
             _ => Errno::EINVAL,
         })?;
+        drop(works);
         let block = mounted.statfs().block_size;
         let state = Mutex::new(State { mounted, in_use: BTreeMap::new(), syncs: 0, room: room::Room::default() });
-        Ok(Arc::new(Ext4 { state, block }))
+        Ok(Arc::new(Ext4 { state, host, block }))
+    }
+
+    fn lock(&self) -> Locked<'_> {
+        let works = Works::begin(self.host);
+        Locked(self.state.lock(), works)
     }
 
     /// Does an operation. Blocks that were freed can be used again only once the journal has that
     /// they were: so an operation without room for it is tried again after a sync.
     fn with<T>(&self, act: impl Fn(&mut Mounted) -> Result<T, Ext4Error>) -> Result<T, Errno> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         match act(&mut state.mounted) {
             Err(error) if error.kind() == Ext4ErrorKind::NoSpace => {
                 state.sync()?;
@@ -180,16 +206,16 @@ fn kept(info: &InodeInfo) -> Result<Kept, Errno> {
 
 impl Disk for Ext4 {
     fn root(&self) -> u64 {
-        self.state.lock().mounted.root_inode().as_u64()
+        self.lock().mounted.root_inode().as_u64()
     }
 
     fn list(&self, directory: u64, each: &mut EachEntry<'_>) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        let fs = &mut state.mounted;
-        let mut reader = number(directory).and_then(|number| fs.open_directory_reader(number)).map_err(errno)?;
+        let open = |fs: &mut Mounted| fs.open_directory_reader(number(directory)?);
+        let mut reader = open(&mut self.lock().mounted).map_err(errno)?;
         let mut cursor = DirectoryCursor::Start;
         loop {
-            let entries = fs.read_directory_with_reader(&mut reader, cursor, ENTRIES_AT_ONCE).map_err(errno)?;
+            let read = self.lock().mounted.read_directory_with_reader(&mut reader, cursor, ENTRIES_AT_ONCE);
+            let entries = read.map_err(errno)?;
             let Some(last) = entries.last() else { return Ok(()) };
             cursor = last.next_cursor;
             for entry in entries {
@@ -199,7 +225,7 @@ impl Disk for Ext4 {
                 // Without the feature `filetype`, the inode has the kind.
                 let kind = match kind(entry.file_type) {
                     Some(kind) => kind,
-                    None => kept(&fs.inode(entry.inode).map_err(errno)?)?.kind,
+                    None => self.inode(entry.inode.as_u64(), None)?.kind,
                 };
                 each(&entry.name, entry.inode.as_u64(), kind)?;
             }
@@ -211,13 +237,11 @@ impl Disk for Ext4 {
     }
 
     fn target(&self, link: u64) -> Result<Box<[u8]>, Errno> {
-        let mut state = self.state.lock();
-        let link = number(link).map_err(errno)?;
-        let size = state.mounted.inode(link).map_err(errno)?.size;
+        let size = self.with(|fs| fs.inode(number(link)?))?.size;
         let mut target = Vec::new();
         target.try_reserve_exact(size.min(4096) as usize)?;
         target.resize(size.min(4096) as usize, 0);
-        let read = state.mounted.read_inode(link, 0, &mut target).map_err(errno)?;
+        let read = self.lock().mounted.read_inode(number(link).map_err(errno)?, 0, &mut target).map_err(errno)?;
         target.truncate(read);
         Ok(target.into_boxed_slice())
     }
@@ -263,7 +287,7 @@ impl Disk for Ext4 {
     }
 
     fn forget(&self, inode: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if let Some(doomed) = state.in_use.get_mut(&inode) {
             *doomed = true;
         } else {
@@ -288,15 +312,15 @@ impl Disk for Ext4 {
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        self.state.lock().sync()
+        self.lock().sync()
     }
 
     fn unmount(&self) -> Result<(), Errno> {
-        self.state.lock().mounted.unmount().map_err(errno)
+        self.lock().mounted.unmount().map_err(errno)
     }
 
     fn space(&self) -> Space {
-        let stats = self.state.lock().mounted.statfs();
+        let stats = self.lock().mounted.statfs();
         let pages = |blocks: u64| blocks * self.block / 4096;
         Space {
             magic: EXT4_SUPER_MAGIC,

@@ -39,18 +39,18 @@ impl Ext4 {
     /// Returns whether there is room for bytes that a program writes, without all dirty pages being
     /// written first: the file system is not nearly full, or is known to be.
     pub fn has_room(&self, bytes: u64, later: u64) -> bool {
-        let state = self.state.lock();
+        let state = self.lock();
         state.room.is_tight || state.room.can_promise(bytes, later, state.free(self.block))
     }
 
     /// Learns that the pages were written for which room was promised.
     pub fn all_written(&self) {
-        self.state.lock().room = Room { promised: 0, is_tight: true };
+        self.lock().room = Room { promised: 0, is_tight: true };
     }
 
     /// Promises room for bytes. Returns false if they need their blocks at once.
     pub(super) fn promise(&self, bytes: u64, later: u64) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let can_promise = state.room.can_promise(bytes, later, state.free(self.block));
         if can_promise {
             // The disk has got blocks for all promised bytes but `later` of them, at most.
@@ -65,7 +65,7 @@ impl Ext4 {
     /// # Errors
     /// `ENOSPC`.
     pub(super) fn may_take(&self, bytes: u64) -> Result<(), Errno> {
-        let free = self.state.lock().free(self.block);
+        let free = self.lock().free(self.block);
         if free < bytes.saturating_add(FOR_TREES) { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 }
