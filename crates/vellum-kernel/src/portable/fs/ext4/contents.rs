@@ -247,7 +247,9 @@ impl Contents {
         for run in runs {
             let start = u64::from(run.logical) * block;
             let part = start..start + u64::from(run.len) * block;
-            let reached = each(run.physical * block, part.clone());
+            let to = run.physical * block;
+            self.fs.cache.forget(&(to..to + (part.end - part.start)));
+            let reached = each(to, part.clone());
             if reached < part.end {
                 return Ok(reached);
             }

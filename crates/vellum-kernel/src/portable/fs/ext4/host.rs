@@ -1,6 +1,7 @@
 //! The services that the crate needs: blocks, time, random numbers.
 
 use super::super::meta::Time;
+use super::cache::Cache;
 use alloc::sync::Arc;
 use rsext4::{
     BlockIo, DeviceCapabilities, DeviceGeometry, EntropySource, Ext4Error, Ext4Result, Ext4Timestamp, SectorId,
@@ -56,7 +57,8 @@ pub trait BlockDevice: Send + Sync {
 /// The unit of a device's offsets and lengths, in bytes.
 pub const SECTOR: u64 = 512;
 
-pub(super) struct Blocks(pub Arc<dyn BlockDevice>);
+/// The crate's device: the blocks in memory, and those on a device.
+pub(super) struct Blocks(pub Arc<dyn BlockDevice>, pub Arc<Cache>);
 
 /// Converts the outcome of a transfer.
 fn done(succeeded: bool) -> Ext4Result<()> {
@@ -65,11 +67,11 @@ fn done(succeeded: bool) -> Ext4Result<()> {
 
 impl BlockIo for Blocks {
     fn read(&mut self, to: &mut [u8], sector: SectorId, _count: u32) -> Ext4Result<()> {
-        done(self.0.read(sector.raw() * SECTOR, to))
+        done(self.1.read(&*self.0, sector.raw() * SECTOR, to))
     }
 
     fn write(&mut self, from: &[u8], sector: SectorId, _count: u32) -> Ext4Result<()> {
-        done(self.0.write(sector.raw() * SECTOR, from))
+        done(self.1.write(&*self.0, sector.raw() * SECTOR, from))
     }
 
     fn geometry(&self) -> DeviceGeometry {

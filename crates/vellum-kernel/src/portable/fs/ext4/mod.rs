@@ -11,9 +11,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | mounting, and the names and attributes of inodes |
+//! | `cache` | the blocks of metadata that are in memory |
 //! | [`contents`] | the contents of files |
 //! | `host` | the services that the crate needs: blocks, time, random numbers |
 
+mod cache;
 pub mod contents;
 mod host;
 mod room;
@@ -53,6 +55,7 @@ const ENTRIES_AT_ONCE: usize = 64;
 pub struct Ext4 {
     state: Mutex<State>,
     host: &'static dyn Host,
+    cache: Arc<cache::Cache>,
     /// The bytes of a block.
     block: u64,
 }
@@ -100,16 +103,18 @@ impl Ext4 {
     pub fn mount(device: Arc<dyn BlockDevice>, host: &'static dyn Host, read_only: bool) -> Result<Arc<Self>, Errno> {
         let services = MountServices::new(Clock(host), Entropy(host), NoopObserver);
         let options = MountOptions { readonly: read_only, ..MountOptions::read_write() };
-        let works = Works::begin(host);
-        let mounted = Mounted::mount(Blocks(device), services, options).map_err(|error| match error.kind() {
-            Ext4ErrorKind::Io | Ext4ErrorKind::NoMemory | Ext4ErrorKind::ReadOnly => errno(error),
-            Ext4ErrorKind::Corrupted | Ext4ErrorKind::ChecksumMismatch => Errno::EUCLEAN,
-            _ => Errno::EINVAL,
-        })?;
+        let (works, cache) = (Works::begin(host), Arc::<cache::Cache>::default());
+        let mounted =
+            Mounted::mount(Blocks(device, cache.clone()), services, options).map_err(|error| match error.kind() {
+                Ext4ErrorKind::Io | Ext4ErrorKind::NoMemory | Ext4ErrorKind::ReadOnly => errno(error),
+                Ext4ErrorKind::Corrupted | Ext4ErrorKind::ChecksumMismatch => Errno::EUCLEAN,
+                _ => Errno::EINVAL,
+            })?;
         drop(works);
         let block = mounted.statfs().block_size;
+        cache.start(block);
         let state = Mutex::new(State { mounted, in_use: BTreeMap::new(), syncs: 0, room: room::Room::default() });
-        Ok(Arc::new(Ext4 { state, host, block }))
+        Ok(Arc::new(Ext4 { state, host, cache, block }))
     }
 
     fn lock(&self) -> Locked<'_> {
