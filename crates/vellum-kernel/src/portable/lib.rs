@@ -17,6 +17,7 @@
 //! | [`wait`] | wait queues |
 //! | [`sleeplock`] | a lock that is held across awaits (Linux: `struct mutex`) |
 //! | [`stdio`] | the stdio channel to the host |
+//! | [`sectors`] | transfers of a disk's sectors |
 //! | [`nodes`] | NUMA nodes |
 //! | [`boot`] | boot information: memory, command line, initramfs |
 //! | [`acpi`], [`devicetree`], [`pvh`] | the loaders' forms of the boot information |
@@ -50,6 +51,7 @@ pub mod nodes;
 pub mod parse;
 pub mod proc;
 pub mod pvh;
+pub mod sectors;
 pub mod sleeplock;
 pub mod stdio;
 pub mod tags;

@@ -9,11 +9,14 @@ use crate::arch::serial::println;
 use crate::mem::platform::Host;
 use crate::mem::virtio::{self, Dma};
 use crate::mem::vmalloc;
+use core::ops::Range;
+use core::slice;
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
 use vellum::platform::Trace;
 use vellum::swap::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
+use vellum_kernel::sectors::{Part, parts};
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::PciTransport;
@@ -47,12 +50,20 @@ impl Disk {
     ///
     /// `to` is valid for `len` bytes, which the device may write.
     pub unsafe fn read(&self, at: u64, to: *mut u8, len: usize) -> bool {
-        vmalloc::contiguous(to, len).all(|part| {
-            let sector = (at as usize + part.start) / SECTOR_SIZE;
-            // SAFETY: the bytes are valid (this function's contract). The driver passes their
-            // address on, and does not access them.
-            let to = unsafe { core::slice::from_raw_parts_mut(to.add(part.start), part.len()) };
-            self.0.lock().read_blocks(sector, to).is_ok()
+        parts(len, |from| vmalloc::contiguous(to.wrapping_add(from))).all(|part| match part {
+            Part::Whole(part) => {
+                // SAFETY: the bytes are valid (this function's contract). The driver passes their
+                // address on, and does not access them.
+                let to = unsafe { slice::from_raw_parts_mut(to.add(part.start), part.len()) };
+                self.0.lock().read_blocks(sector(at, &part), to).is_ok()
+            }
+            Part::InPieces(part) => {
+                let mut bytes = [0; SECTOR_SIZE];
+                let read = self.0.lock().read_blocks(sector(at, &part), &mut bytes).is_ok();
+                // SAFETY: the bytes are valid (this function's contract), and a sector's number.
+                unsafe { to.add(part.start).copy_from_nonoverlapping(bytes.as_ptr(), SECTOR_SIZE) };
+                read
+            }
         })
     }
 
@@ -62,11 +73,18 @@ impl Disk {
     ///
     /// `from` is valid for `len` bytes.
     pub unsafe fn write(&self, at: u64, from: *const u8, len: usize) -> bool {
-        vmalloc::contiguous(from, len).all(|part| {
-            let sector = (at as usize + part.start) / SECTOR_SIZE;
-            // SAFETY: as in `read`; the device reads the bytes.
-            let from = unsafe { core::slice::from_raw_parts(from.add(part.start), part.len()) };
-            self.0.lock().write_blocks(sector, from).is_ok()
+        parts(len, |start| vmalloc::contiguous(from.wrapping_add(start))).all(|part| match part {
+            Part::Whole(part) => {
+                // SAFETY: as in `read`; the device reads the bytes.
+                let from = unsafe { slice::from_raw_parts(from.add(part.start), part.len()) };
+                self.0.lock().write_blocks(sector(at, &part), from).is_ok()
+            }
+            Part::InPieces(part) => {
+                let mut bytes = [0; SECTOR_SIZE];
+                // SAFETY: as in `read`.
+                unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from.add(part.start), SECTOR_SIZE) };
+                self.0.lock().write_blocks(sector(at, &part), &bytes).is_ok()
+            }
         })
     }
 
@@ -74,6 +92,11 @@ impl Disk {
     pub fn flush(&self) -> bool {
         self.0.lock().flush().is_ok()
     }
+}
+
+/// Returns the number of the sector at an offset that a part of a transfer at `at` has.
+fn sector(at: u64, part: &Range<usize>) -> usize {
+    (at as usize + part.start) / SECTOR_SIZE
 }
 
 /// A disk to swap to.
@@ -100,7 +123,7 @@ impl SwapDisk {
     /// The contract of [`SwapDevice::read`] holds: no other code uses the frames.
     unsafe fn request(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> bool {
         // SAFETY: no other code uses the frames (this function's contract).
-        let bytes = unsafe { core::slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
+        let bytes = unsafe { slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
         self.disk.0.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
     }
 }
@@ -114,7 +137,7 @@ impl SwapDevice<Host> for SwapDisk {
     unsafe fn write(&self, frames: &Frames<'_, Host>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: the frames are the machine's, and the engine keeps them unchanged during the call
         // (the contract of [`SwapDevice::write`]).
-        let bytes = unsafe { core::slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
+        let bytes = unsafe { slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
         self.disk.0.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
     }
 

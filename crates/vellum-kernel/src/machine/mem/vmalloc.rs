@@ -89,16 +89,9 @@ fn unmap_all(pages: Range<usize>, free: impl Fn(Pfn)) {
     pages.for_each(|page| free(PhysAddr(frame(page)).pfn()));
 }
 
-/// Returns the parts of `len` bytes at an address in the kernel half that are contiguous in
-/// physical memory: the offset and length of each.
-pub fn contiguous(at: *const u8, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let in_pieces = contains(at.addr() as u64);
-    let mut from = 0;
-    core::iter::from_fn(move || {
-        let page = PAGE_SIZE as usize;
-        let rest = if in_pieces { page - (at.addr() + from) % page } else { len };
-        let part = from..len.min(from.saturating_add(rest));
-        from = part.end;
-        (!part.is_empty()).then_some(part)
-    })
+/// Returns the number of bytes at an address in the kernel half that are contiguous in physical
+/// memory, from this one on, within what was allocated.
+pub fn contiguous(at: *const u8) -> usize {
+    let page = PAGE_SIZE as usize;
+    if contains(at.addr() as u64) { page - at.addr() % page } else { usize::MAX }
 }

@@ -32,7 +32,7 @@ impl SharedFolder {
 
 impl p9::Transport for SharedFolder {
     fn exchange(&self, request: &[u8], reply: &mut [u8]) -> Result<usize, Errno> {
-        let is_whole = |bytes: &[u8]| vmalloc::contiguous(bytes.as_ptr(), bytes.len()).count() <= 1;
+        let is_whole = |bytes: &[u8]| bytes.len() <= vmalloc::contiguous(bytes.as_ptr());
         if !is_whole(request) || !is_whole(reply) {
             return Err(Errno::ENOMEM);
         }
