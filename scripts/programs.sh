@@ -81,8 +81,7 @@ streams() {
 
 # ext4_disk FOLDER: programs on an ext4 file system, which e2fsck checks afterwards.
 ext4_disk() {
-    local disk=target/ext4-disk block
-    need mke2fs "to make file systems" e2fsprogs
+    local disk=target/ext4-disk.$ARCH block
     for block in 1024 4096; do
         rm -f "$disk"
         mke2fs -q -F -t ext4 -b "$block" "$disk" 32M >/dev/null 2>&1 || die "mke2fs failed"
@@ -100,7 +99,7 @@ ext4_disk() {
 # damaged_disk FOLDER: overwrites the swap disk with noise while the program that swapped to it
 # waits.
 damaged_disk() {
-    local disk=target/swap-disk
+    local disk=target/swap-disk.$ARCH
     truncate -s 16M "$disk"
     coproc GUEST { guest --swap-disk "$disk" --swap-disk-checksums -- "$1/disk" damaged; }
     local guest=$GUEST_PID output
@@ -130,7 +129,6 @@ dynamic() {
 # it changes in the guest's memory alone.
 root_over_host() {
     local folder image before root
-    need mke2fs "to make an ext4 file system" e2fsprogs
     folder=$(mktemp -d)
     image=$(mktemp)
     cp "$1/over" "$folder"
@@ -198,19 +196,27 @@ our_programs() {
 step_programs() {
     local script
     run cargo build -p vellum-cli
+    need mke2fs "to make ext4 file systems" e2fsprogs
     need_busybox
     say "shell scripts, on this machine"
     for script in programs/shell/*.sh; do on_host "$script"; done
-    for_each_kernel all_programs
+    for_each_arch need_programs
+    arch_set=("${ARCHITECTURES[@]}")
+    side_by_side all_programs
+    arch_set=()
+}
+
+need_programs() {
+    need_machine
+    need_busybox
+    build_programs
 }
 
 all_programs() {
     local script folder=target/programs
     [ "$ARCH" = x86_64 ] || folder+=/$ARCH
-    need "$QEMU" "to boot the reference kernel" "$QEMU_PACKAGE"
     need_busybox
     build_kernel kernel
-    build_programs
     say "standard streams and exit statuses"
     streams
     if [ -e "$(linux_folder)/vmlinuz" ]; then
