@@ -13,7 +13,7 @@ use vellum_kernel::fs::{Sink, Source};
 /// `UIO_MAXIOV`: the most buffers that `readv` and its like accept.
 const MOST_PIECES: u64 = 1024;
 /// `MAX_RW_COUNT`: the most bytes that one call moves, as on Linux.
-const MOST: u64 = 0x7fff_f000;
+pub const MOST: u64 = 0x7fff_f000;
 
 /// The user buffers of a call, consumed from the front.
 pub struct UserBytes {
@@ -57,15 +57,6 @@ impl UserBytes {
             left -= *len;
         }
         Ok(Self { memory, pieces, at: 0, consumed: 0 })
-    }
-
-    /// Shortens the buffers to at most `most` bytes in all.
-    pub fn shorten(&mut self, most: u64) {
-        let mut left = most.saturating_add(self.consumed);
-        for (_, len) in &mut self.pieces[self.at..] {
-            *len = (*len).min(left);
-            left -= *len;
-        }
     }
 
     /// Returns the buffers as address and length.

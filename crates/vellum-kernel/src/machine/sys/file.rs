@@ -1,29 +1,23 @@
-//! Implements the system calls that take a file descriptor: read, write, `fcntl`, `fallocate` and
-//! the like.
+//! Implements the system calls that take a file descriptor, other than reads and writes: `fcntl`,
+//! `fallocate` and the like.
 
 use super::pieces::{by_pieces, may_go_on};
-use super::sync::{make_room, write_pages, write_range};
+use super::sync::write_pages;
+use super::transfer::may_resize;
 use super::{Answer, lock};
 use crate::files;
 use crate::files::contents;
 use crate::files::user::UserBytes;
-use crate::mem::thread::BlockedOn;
 use crate::mem::uaccess;
 use crate::task::Thread;
-use crate::task::blocked::throttle;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
-use core::future::Future;
-use core::pin::{Pin, pin};
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
-use vellum_kernel::fs::io::Waits;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tree::Node;
-use vellum_kernel::fs::{Inode, Kind, Open};
-use vellum_kernel::wait::yield_now;
+use vellum_kernel::fs::{Kind, Open};
 
 /// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -41,146 +35,6 @@ pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
     let limit = limit(thread);
     let added = thread.files().table.lock().add(slot, 0, limit);
     added.map(u64::from)
-}
-
-/// The user memory of a read or write: one buffer, or an array of `struct iovec`.
-#[derive(Clone, Copy)]
-pub enum Memory {
-    /// One buffer: address, length in bytes.
-    One(u64, u64),
-    /// An array of `struct iovec`: its address, the number of elements.
-    Many(u64, u64),
-}
-
-impl Memory {
-    fn bytes(self, thread: &Thread) -> Result<UserBytes, Errno> {
-        match self {
-            Memory::One(address, len) => Ok(UserBytes::one(thread, address, len)),
-            Memory::Many(array, count) => UserBytes::many(thread, array, count),
-        }
-    }
-}
-
-/// The waits of a thread's read or write.
-struct TransferWaits<'a>(&'a Arc<Thread>);
-
-impl Waits for TransferWaits<'_> {
-    async fn wait(&self) -> bool {
-        let TransferWaits(thread) = self;
-        let Some(on) = thread.mem.take_blocked() else { return false };
-        // A program that resolves a fault may let the thread wait for ever, so a signal is
-        // delivered first. The call is restarted after it, if nothing was transferred.
-        let is_interruptible = matches!(on, BlockedOn::Uffd(..));
-        let goes_on = on.wait(thread, true).await;
-        if goes_on && is_interruptible && thread.is_interrupted() {
-            thread.mem.block(BlockedOn::Signal);
-            return false;
-        }
-        goes_on
-    }
-
-    async fn pause(&self) {
-        if self.0.mem.dirtied.is_some() {
-            throttle(self.0).await;
-        }
-        if !may_go_on(self.0) {
-            yield_now().await;
-        }
-    }
-}
-
-/// Implements `read` and `readv`; with an offset, `pread64` and `preadv`.
-pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) -> Answer {
-    let open = open_of(thread, fd)?;
-    let mut bytes = to.bytes(thread)?;
-    let (all, waits) = (vellum_kernel::fs::Sink::room(&bytes), TransferWaits(thread));
-    write_range(thread, &open, at.unwrap_or_else(|| open.offset()), all).await?;
-    let read = match at {
-        Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, pin!(open.read_at(at, &mut bytes, &waits))).await,
-        None => at_file(thread, &open, pin!(open.read(&mut bytes, &waits))).await,
-    };
-    match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
-        // Bytes that were read before the signal arrived must be reported: a pipe has lost them.
-        (Err(Errno::EINTR), count @ 1..) => Ok(count as u64),
-        (read, _) => read?.map(|n| n as u64),
-    }
-}
-
-/// Awaits a file operation, which stays in its place: it is large, and each function that took it
-/// by value would have room for it twice. If the file can block, any signal interrupts it;
-/// otherwise only a fatal signal does.
-///
-/// # Errors
-///
-/// `EINTR`.
-async fn at_file<T>(thread: &Thread, open: &Open, what: Pin<&mut impl Future<Output = T>>) -> Result<T, Errno> {
-    if open.is_always_ready() { thread.killable(what).await } else { thread.interruptible(what, None).await }
-}
-
-/// Implements `write` and `writev`; with an offset, `pwrite64` and `pwritev`.
-pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>) -> Answer {
-    let open = open_of(thread, fd)?;
-    let mut bytes = from.bytes(thread)?;
-    let start = match at {
-        _ if open.flags() & abi::O_APPEND != 0 => open.inode().meta().size,
-        Some(at) => at,
-        None => open.offset(),
-    };
-    if let Some(end) = longest(thread, &**open.inode())
-        && vellum_kernel::fs::Source::left(&bytes) > 0
-    {
-        may_reach(thread, end, start.saturating_add(1))?;
-        bytes.shorten(end - start);
-    }
-    let (all, waits) = (vellum_kernel::fs::Source::left(&bytes), TransferWaits(thread));
-    make_room(thread, &open, start, all).await?;
-    write_range(thread, &open, start, all).await?;
-    let written = match at {
-        Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, pin!(open.write_at(at, &mut bytes, &waits))).await,
-        None => at_file(thread, &open, pin!(open.write(&mut bytes, &waits))).await,
-    };
-    let done = match written {
-        // Bytes that were written before the signal arrived are reported.
-        Err(Errno::EINTR) if vellum_kernel::fs::Source::left(&bytes) < all => {
-            return Ok((all - vellum_kernel::fs::Source::left(&bytes)) as u64);
-        }
-        other => other?,
-    };
-    if done == Err(Errno::EPIPE) {
-        let info = Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread);
-        signal::send_to(thread, info);
-    }
-    done.map(|n| n as u64)
-}
-
-/// Returns the size beyond which the thread must not extend the file (`RLIMIT_FSIZE`), if a limit
-/// applies. Only files in memory are limited.
-fn longest(thread: &Thread, inode: &dyn Inode) -> Option<u64> {
-    let limit = thread.process.limits.lock()[abi::RLIMIT_FSIZE as usize][0];
-    (limit != u64::MAX && inode.as_any().is::<Node>()).then_some(limit)
-}
-
-/// Returns `EFBIG` and sends `SIGXFSZ` if `end` lies beyond the limit `most`.
-fn may_reach(thread: &Arc<Thread>, most: u64, end: u64) -> Result<(), Errno> {
-    if end <= most {
-        return Ok(());
-    }
-    signal::send_to(thread, Info::from(abi::SIGXFSZ, abi::SI_USER as i32, thread));
-    Err(Errno::EFBIG)
-}
-
-/// Checks a new file size against `RLIMIT_FSIZE`.
-///
-/// # Errors
-///
-/// `EFBIG`; the thread also gets `SIGXFSZ`.
-pub fn may_resize(thread: &Arc<Thread>, inode: &dyn Inode, size: u64) -> Result<(), Errno> {
-    match longest(thread, inode) {
-        Some(most) if size > inode.meta().size => may_reach(thread, most, size),
-        _ => Ok(()),
-    }
 }
 
 /// Implements `close`.

@@ -7,7 +7,8 @@
 //! | [`memory`] | `mmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `brk` |
 //! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
 //! | [`pieces`] | long calls that run piece by piece |
-//! | [`mod@file`] | file descriptors: read, write, `fcntl`, `fallocate` |
+//! | [`transfer`] | reads and writes, and copies from file to file |
+//! | [`mod@file`] | file descriptors: `fcntl`, `fallocate`, `close` and the like |
 //! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
 //! | [`mod@select`] | `select` and `poll` |
 //! | [`mod@lock`] | `flock` and record locks |
@@ -59,6 +60,7 @@ pub mod swap;
 pub mod sync;
 mod table;
 pub mod timer;
+pub mod transfer;
 pub mod wait;
 
 use crate::task::Thread;

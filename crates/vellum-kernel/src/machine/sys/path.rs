@@ -1,6 +1,6 @@
 //! Implements the system calls that take a path, and those that change a file's metadata.
 
-use super::{Answer, file, program};
+use super::{Answer, file, program, transfer};
 use crate::files::{self, Executable};
 use crate::mem::{EPOCH, now_ns, payer, uaccess};
 use crate::task::Thread;
@@ -212,7 +212,7 @@ pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     let inode = inode_at(thread, HERE, name, 0, 0)?;
     view(thread, |view| {
         view.may_truncate(&*inode)?;
-        file::may_resize(thread, &*inode, size)?;
+        transfer::may_resize(thread, &*inode, size)?;
         let _writing = Writing::begin(&inode)?;
         inode.truncate(size)
     })?;

@@ -3,14 +3,14 @@
 //!
 //! A call without a row returns `ENOSYS`, and the kernel logs its name once to the console.
 
-use super::file::Memory;
 #[cfg(target_arch = "x86_64")]
 use super::legacy;
 use super::path::HERE;
 use super::process::Wanted;
+use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl, process,
-    program, remote, schedule, select, shm, signal, swap, sync, timer, wait,
+    program, remote, schedule, select, shm, signal, swap, sync, timer, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -101,14 +101,20 @@ system_calls! {
         __NR_membarrier: Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ") => misc::membarrier(thread, a[0], a[1]);
 
         __NR_read: Partial("standard input is empty"), AfterHandlers
-            => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
-        __NR_readv: Full, AfterHandlers => file::read(thread, a[0], Memory::Many(a[1], a[2]), None).await;
-        __NR_pread64: Full => file::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
-        __NR_preadv: Full => file::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
-        __NR_write: Full, AfterHandlers => file::write(thread, a[0], Memory::One(a[1], a[2]), None).await;
-        __NR_writev: Full, AfterHandlers => file::write(thread, a[0], Memory::Many(a[1], a[2]), None).await;
-        __NR_pwrite64: Full => file::write(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
-        __NR_pwritev: Full => file::write(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
+            => transfer::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_readv: Full, AfterHandlers => transfer::read(thread, a[0], Memory::Many(a[1], a[2]), None).await;
+        __NR_pread64: Full => transfer::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
+        __NR_preadv: Full => transfer::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
+        __NR_write: Full, AfterHandlers => transfer::write(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_writev: Full, AfterHandlers => transfer::write(thread, a[0], Memory::Many(a[1], a[2]), None).await;
+        __NR_pwrite64: Full => transfer::write(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
+        __NR_pwritev: Full => transfer::write(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
+        __NR_preadv2: Partial("RWF_HIPRI, RWF_DSYNC and RWF_SYNC")
+            => transfer::preadv2(thread, a[0], Memory::Many(a[1], a[2]), a[3], a[5]).await;
+        __NR_pwritev2: Partial("RWF_HIPRI, RWF_DSYNC and RWF_SYNC")
+            => transfer::pwritev2(thread, a[0], Memory::Many(a[1], a[2]), a[3], a[5]).await;
+        __NR_sendfile: Full => transfer::sendfile(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_copy_file_range: Partial("copies; no blocks are shared") => transfer::copy_file_range(thread, a).await;
         __NR_close: Full => file::close(thread, a[0]);
         __NR_close_range: Partial("CLOSE_RANGE_UNSHARE is ignored") => file::close_range(thread, a[0], a[1], a[2]);
         __NR_dup: Full => file::dup(thread, a[0]);
