@@ -151,6 +151,40 @@ fn a_file_without_a_name_lives_until_its_last_use() {
     check("unnamed", &device.bytes(), false);
 }
 
+/// Of many files that lost their names while they were open, each is freed with its last use, in
+/// any order, and the next mount frees those that were in use when the power was lost.
+#[test]
+fn files_without_a_name_are_freed_in_any_order() {
+    let device = Recorder::new(image("nameless", &[]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let (above, free): (Arc<dyn Inode>, _) = (root.clone(), mounted.fs.space());
+    let name = |nth| format!("file {nth}");
+    let mut files: Vec<_> = (0..60).map(|nth| make(&above, &name(nth), Kind::Regular).unwrap()).collect();
+    for (nth, file) in files.iter().enumerate() {
+        write(file, 0, &[nth as u8; 5000]).unwrap();
+    }
+    mounted.sync(&root).unwrap();
+    let mut random = Rand64::new(1);
+    for nth in 0..files.len() {
+        above.directory().unwrap().remove(name(nth).as_bytes(), false).unwrap();
+        if nth % 3 == 2 {
+            let doomed = random.rand_range(0..(nth - nth / 3) as u64) as usize;
+            drop(files.remove(doomed));
+            files.insert(0, make(&above, "another", Kind::Regular).unwrap());
+            above.directory().unwrap().remove(b"another", false).unwrap();
+        }
+    }
+    while files.len() > 20 {
+        files.swap_remove(random.rand_range(0..files.len() as u64) as usize);
+    }
+    mounted.sync(&root).unwrap();
+    let survivor = Recorder::new(device.bytes());
+    let (again, root) = Mounted::mount(&survivor).unwrap();
+    assert_eq!((again.fs.space().free_pages, again.fs.space().free_inodes), (free.free_pages, free.free_inodes));
+    again.unmount(root);
+    check("nameless", &survivor.bytes(), false);
+}
+
 /// Zeros take the place of a range's contents, which keeps its blocks, and a file grows to its end
 /// unless it is to keep its size.
 #[test]
