@@ -19,14 +19,15 @@ static USED: Mutex<Pages> = Mutex::new(Pages([0; PAGES / 64]));
 impl Pages {
     /// Takes `count` pages, aligned to that number, a power of two. Returns the first.
     fn take(&mut self, count: usize) -> Option<usize> {
-        let is_free = |first: &usize| first + count <= PAGES && (*first..first + count).all(|at| !self.has(at));
-        let first = (0..PAGES).step_by(count).find(is_free)?;
-        (first..first + count).for_each(|at| self.0[at / 64] |= 1 << (at % 64));
-        Some(first)
-    }
-
-    fn has(&self, at: usize) -> bool {
-        self.0[at / 64] & 1 << (at % 64) != 0
+        // A block is whole words, or a part of one.
+        let (words, mask) = (count.div_ceil(64), u64::MAX >> (64 - count.min(64)));
+        let mut blocks = self.0.chunks_exact_mut(words).enumerate();
+        blocks.find_map(|(nth, block)| {
+            let is_free = |shift: &usize| block.iter().all(|word| word & mask << shift == 0);
+            let shift = (0..64).step_by(count).find(is_free)?;
+            block.iter_mut().for_each(|word| *word |= mask << shift);
+            Some(nth * words * 64 + shift)
+        })
     }
 
     fn give_back(&mut self, pages: Range<usize>) {
