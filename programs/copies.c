@@ -139,6 +139,8 @@ static bool check_flags(void) {
     struct iovec bytes = {contents, 5000};
     good = good && pwritev2(to, &bytes, 1, 0, RWF_SYNC) == 5000 && offset_of(to) == 0 && has(to, 0, 5000);
     good = good && pwritev2(to, &bytes, 1, -1, RWF_DSYNC) == 5000 && offset_of(to) == 5000 && has(to, 0, 5000);
+    int ends[2];
+    good = good && !pipe(ends) && pwritev2(ends[1], &bytes, 1, -1, RWF_SYNC) == 5000;
     good = good && fails(preadv2(of, one, 2, 0, 1 << 30), EOPNOTSUPP);
     return good && fails(preadv2(of, one, 2, -2, 0), EINVAL);
 }

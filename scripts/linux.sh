@@ -77,7 +77,7 @@ need_minimal_linux() {
     fi
     say "building Linux $(linux_version "$source") for $ARCH: about 6 minutes of CPU time"
     say "if interrupted, the same command continues"
-    # Not a pipe: `run` must set `child` in this shell, to end the build when this command ends.
+    # Not a pipe: `run` must set `children` in this shell, to end the build when this command ends.
     exec {lines}> >(progress)
     reader=$!
     kernel_make -j "$(nproc)" "$target" >&"$lines"

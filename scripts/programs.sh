@@ -202,13 +202,10 @@ step_programs() {
     say "shell scripts, on this machine"
     for script in programs/shell/*.sh; do on_host "$script"; done
     for_each_arch need_programs
-    arch_set=("${ARCHITECTURES[@]}")
-    side_by_side all_programs
-    arch_set=()
+    on_all_machines all_programs
 }
 
 need_programs() {
-    need_machine
     need_busybox
     build_programs
 }

@@ -16,10 +16,12 @@ use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
 use vellum::platform::Trace;
 use vellum::swap::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
-use vellum_kernel::sectors::{Part, parts};
+use vellum_kernel::sectors::{Part, SECTOR, parts};
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::PciTransport;
+
+const _: () = assert!(SECTOR == SECTOR_SIZE);
 
 /// The number of sectors per slot.
 const SECTORS: usize = FRAME_SIZE as usize / SECTOR_SIZE;
@@ -60,7 +62,8 @@ impl Disk {
             Part::InPieces(part) => {
                 let mut bytes = [0; SECTOR_SIZE];
                 let read = self.0.lock().read_blocks(sector(at, &part), &mut bytes).is_ok();
-                // SAFETY: the bytes are valid (this function's contract), and a sector's number.
+                // SAFETY: the part's bytes are among those that `to` is valid for (this function's
+                // contract), and no other code knows the copy on the stack.
                 unsafe { to.add(part.start).copy_from_nonoverlapping(bytes.as_ptr(), SECTOR_SIZE) };
                 read
             }
@@ -81,7 +84,7 @@ impl Disk {
             }
             Part::InPieces(part) => {
                 let mut bytes = [0; SECTOR_SIZE];
-                // SAFETY: as in `read`.
+                // SAFETY: as in `read`, in the other direction.
                 unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from.add(part.start), SECTOR_SIZE) };
                 self.0.lock().write_blocks(sector(at, &part), &bytes).is_ok()
             }

@@ -143,7 +143,7 @@ async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at
 /// Checks the flags of `preadv2` and `pwritev2`, and returns the offset that `at` means: −1 is that
 /// of the file.
 fn offset(at: u64, flags: u64) -> Result<Option<u64>, Errno> {
-    // Each says how long the call may take, and that it may take no longer is no error.
+    // No file is polled (`RWF_HIPRI`); a read has nothing to synchronise.
     const KNOWN: u32 = abi::RWF_HIPRI | abi::RWF_DSYNC | abi::RWF_SYNC;
     if flags as u32 & !KNOWN != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -159,7 +159,8 @@ pub async fn preadv2(thread: &Arc<Thread>, fd: u64, to: Memory, at: u64, flags: 
 /// Implements `pwritev2`.
 pub async fn pwritev2(thread: &Arc<Thread>, fd: u64, from: Memory, at: u64, flags: u64) -> Answer {
     let written = write(thread, fd, from, offset(at, flags)?).await?;
-    if flags as u32 & (abi::RWF_DSYNC | abi::RWF_SYNC) != 0 {
+    let is_kept = matches!(open_of(thread, fd)?.inode().meta().kind, Kind::Regular | Kind::Block);
+    if is_kept && flags as u32 & (abi::RWF_DSYNC | abi::RWF_SYNC) != 0 {
         sync::fsync(thread, fd).await?;
     }
     Ok(written)

@@ -159,8 +159,8 @@ mod tests {
         }
     }
 
-    /// What is read is on the device, whatever was read, written, or written past the cache before,
-    /// and in whichever pieces.
+    /// A read returns what the device has, whatever was read, written, or written past the cache
+    /// before, and in whichever pieces.
     #[test]
     fn what_is_read_is_on_the_device() {
         let (device, cache) = (Device::new(), Cache::default());

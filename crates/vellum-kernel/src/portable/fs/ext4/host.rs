@@ -2,6 +2,7 @@
 
 use super::super::meta::Time;
 use super::cache::Cache;
+use crate::sectors;
 use alloc::sync::Arc;
 use rsext4::{
     BlockIo, DeviceCapabilities, DeviceGeometry, EntropySource, Ext4Error, Ext4Result, Ext4Timestamp, SectorId,
@@ -55,7 +56,7 @@ pub trait BlockDevice: Send + Sync {
 }
 
 /// The unit of a device's offsets and lengths, in bytes.
-pub const SECTOR: u64 = 512;
+pub const SECTOR: u64 = sectors::SECTOR as u64;
 
 /// The crate's device: the blocks in memory, and those on a device.
 pub(super) struct Blocks(pub Arc<dyn BlockDevice>, pub Arc<Cache>);
