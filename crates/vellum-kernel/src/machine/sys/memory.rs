@@ -82,6 +82,9 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         memory.engine.map(request)
     } else {
         let open = super::file::open_of(thread, fd & 0xffff_ffff)?;
+        if open.flags() & abi::O_PATH != 0 {
+            return Err(Errno::EBADF);
+        }
         if len == 0 {
             return Err(Errno::EINVAL);
         }

@@ -243,15 +243,21 @@ impl Open {
         self.write_all(&**file, from, waits, write).await
     }
 
+    /// Checks that the file has offsets, which comes before the check for what it is open.
+    ///
+    /// # Errors
+    /// `ESPIPE`.
+    fn has_offsets(&self) -> Result<(), Errno> {
+        if self.file.as_ref().is_some_and(|file| !file.seekable()) { Err(Errno::ESPIPE) } else { Ok(()) }
+    }
+
     /// Implements `pread`.
     ///
     /// # Errors
     /// Those of [`Open::read`], and `ESPIPE`.
     pub async fn read_at(&self, at: u64, to: &mut dyn Sink, waits: &impl Waits) -> Result<usize, Errno> {
+        self.has_offsets()?;
         let file = self.readable()?;
-        if !file.seekable() {
-            return Err(Errno::ESPIPE);
-        }
         let mut at = at;
         let read = |to: &mut dyn Sink| {
             let count = self.read_chunk(&**file, at, to)?;
@@ -266,10 +272,8 @@ impl Open {
     /// # Errors
     /// Those of [`Open::write`], and `ESPIPE`.
     pub async fn write_at(&self, at: u64, from: &mut dyn Source, waits: &impl Waits) -> Result<usize, Errno> {
+        self.has_offsets()?;
         let file = self.writable()?;
-        if !file.seekable() {
-            return Err(Errno::ESPIPE);
-        }
         let mut at = at;
         let write = |from: &mut dyn Source| {
             let count;
@@ -352,9 +356,7 @@ impl Open {
     /// # Errors
     /// `ESPIPE`, `EBADF`, `EINVAL`, `ENXIO`, `EOVERFLOW`, and those of [`File::seek`].
     pub fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno> {
-        if self.file.as_ref().is_some_and(|file| !file.seekable()) {
-            return Err(Errno::ESPIPE);
-        }
+        self.has_offsets()?;
         if self.flags() & O_PATH != 0 {
             return Err(Errno::EBADF);
         }
@@ -542,6 +544,7 @@ mod tests {
         assert_eq!(block_on(to.write(&mut &[0][..], &NeverWaits)), Err(Errno::EAGAIN));
         assert_eq!(from.seek(0, SEEK_SET), Err(Errno::ESPIPE));
         assert_eq!(block_on(from.read_at(0, &mut &mut [0][..], &NeverWaits)), Err(Errno::ESPIPE));
+        assert_eq!(block_on(to.read_at(0, &mut &mut [0][..], &NeverWaits)), Err(Errno::ESPIPE));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{Inode, NewInode};
 use crate::fs::meta::{Device, Kind, MODE, Meta, SET_GID, STICKY};
 use alloc::sync::Arc;
-use linux_raw_sys::general::CAP_MKNOD;
+use linux_raw_sys::general::{CAP_MKNOD, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 impl View<'_> {
     /// Returns the description of an inode to create in a directory, with the caller as its owner.
@@ -137,6 +137,9 @@ impl View<'_> {
     /// # Errors
     /// Those of `renameat2`.
     pub fn rename(&self, path: &[u8], to: &View<'_>, to_path: &[u8], flags: u32) -> Result<(), Errno> {
+        if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+            return Err(Errno::EINVAL);
+        }
         let (from, to) = (self.find(path, false)?, to.find(to_path, false)?);
         if from.name.is_empty() || to.name.is_empty() {
             return Err(Errno::EBUSY);

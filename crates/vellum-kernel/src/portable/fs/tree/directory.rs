@@ -97,11 +97,7 @@ impl Node {
     /// # Errors
     /// Those of `renameat2`.
     fn try_rename(&self, name: &[u8], to: &Node, to_name: &[u8], flags: u32) -> Result<bool, Errno> {
-        let exchange = match flags {
-            0 | RENAME_NOREPLACE => false,
-            RENAME_EXCHANGE => true,
-            _ => return Err(Errno::EINVAL),
-        };
+        let exchange = flags == RENAME_EXCHANGE;
         let renaming = self.fs.renaming.lock();
         let moved = self.child(&mut *self.lock_entries()?, name)?.ok_or(Errno::ENOENT)?;
         let old = to.child(&mut *to.lock_entries()?, to_name)?;

@@ -181,6 +181,7 @@ fn renames_replace_exchange_and_refuse_cycles() {
     assert_eq!(world.rename("f", "g", RENAME_NOREPLACE), Err(Errno::EEXIST));
     assert_eq!(world.rename("f", "none", RENAME_EXCHANGE), Err(Errno::ENOENT));
     assert_eq!(world.rename("none", "g", 0), Err(Errno::ENOENT));
+    assert_eq!(world.rename("none", "g", RENAME_NOREPLACE | RENAME_EXCHANGE), Err(Errno::EINVAL));
     world.rename("f", "f", 0).unwrap();
     world.rename("f", "g", 0).unwrap();
     assert_eq!((world.read("g").unwrap(), world.exists("f")), ("f".into(), false));
