@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 
 /// The slot of the root file system's device on the PCI bus, by which the reference kernel finds
 /// it.
-const SLOT: u8 = 5;
+const SLOT: u8 = 6;
 
 /// The root file system on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -81,7 +81,14 @@ pub const SWAP_DISK: u8 = 3;
 /// The slot of the programs' disk on the first PCI bus.
 pub const DISK: u8 = 4;
 /// The slot of the root file system's device on the first PCI bus.
-pub const ROOT: u8 = 5;
+pub const ROOT: u8 = 6;
+
+/// A slot's interrupt line is its number modulo 4, and an edge on a line that two devices share
+/// could be missed. AArch64's stdio channel is at slot 1.
+const _: () = {
+    let [channel, swap, disk, root] = [1, SWAP_DISK % 4, DISK % 4, ROOT % 4];
+    assert!(channel != swap && channel != disk && channel != root && swap != disk && swap != root && disk != root);
+};
 
 /// Parses the lines of `.vellum/options`. Yields an error message for an invalid line.
 pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {

@@ -1,8 +1,10 @@
 //! The files of block devices, through the page cache.
 
 use super::contents::{ObjectContents, OpenedContents};
-use crate::mem::block::{BlockDevice, RamDisk, WholeDevice};
-use crate::mem::disk::Disk;
+use crate::mem::block::BlockDevice;
+use crate::mem::block::disk::Disk;
+use crate::mem::block::ram::RamDisk;
+use crate::mem::block::whole::WholeDevice;
 use crate::mem::payer::Shared;
 use crate::mem::swap;
 use alloc::sync::Arc;

@@ -3,20 +3,17 @@
 use super::block::{self, Block};
 use super::contents::{ObjectContents, StoreOf};
 use crate::arch::random::random;
-use crate::mem::block::{BlockDevice, Sectors, read_pages, transfer, write_pages};
+use crate::mem::block::{BlockDevice, Sectors};
 use crate::mem::payer::{self, Shared};
-use crate::mem::storage::{self, Store};
+use crate::mem::store::Store;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use spin::Mutex;
-use vellum::addr::FRAME_SIZE;
-use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4::contents::{Contents, Place};
-use vellum_kernel::fs::ext4::{BlockDevice as _, Ext4, Host, LARGEST_BLOCK, SECTOR};
+use vellum_kernel::fs::ext4::{BlockDevice as _, Ext4, Host, SECTOR};
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::fs::tree::disk::Disk;
@@ -71,30 +68,6 @@ struct FileStore {
     device: Arc<dyn BlockDevice>,
 }
 
-/// Calls `each` with the bytes that make up `part` of a file, and their offset in the file, until
-/// it returns fewer than there are: the number that it has transferred. `folios` have the file's
-/// bytes from `start` on. Returns the offset that was reached.
-fn each_piece<'a>(
-    (start, folios): (u64, impl Iterator<Item = &'a [AtomicU8]>),
-    part: &Range<u64>,
-    mut each: impl FnMut(u64, &[AtomicU8]) -> usize,
-) -> u64 {
-    let mut at = start;
-    for bytes in folios {
-        let end = at + bytes.len() as u64;
-        let piece = at.max(part.start)..end.min(part.end);
-        if piece.start < piece.end {
-            let bytes = &bytes[(piece.start - at) as usize..(piece.end - at) as usize];
-            let done = each(piece.start, bytes);
-            if done < bytes.len() {
-                return piece.start + done as u64;
-            }
-        }
-        at = end;
-    }
-    part.end
-}
-
 impl FileStore {
     /// Writes some bytes to the file, past the page cache: whole blocks, but for the end of the
     /// file, behind which they may reach. Returns the number of bytes before the first that can't
@@ -125,54 +98,20 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn read(&self, request: &ReadRequest) -> u64 {
-        let pages = request.pages();
-        let bytes = pages.start * FRAME_SIZE..pages.end * FRAME_SIZE;
-        let reached = self.contents.read(bytes.clone(), &mut |place, part| {
-            each_piece((bytes.start, storage::to_read(request)), &part, |at, piece| match place {
-                Place::At(from) => {
-                    transfer(from + (at - part.start), piece, |at, to| read_pages(&*self.device, at, to))
-                }
-                Place::Hole => {
-                    piece.iter().for_each(|byte| byte.store(0, Relaxed));
-                    piece.len()
-                }
-            })
-        });
-        (reached - bytes.start) / FRAME_SIZE
+    fn device(&self) -> Option<&Arc<dyn BlockDevice>> {
+        Some(&self.device)
     }
 
-    fn write(&self, request: &WriteRequest) -> u64 {
-        let (pages, bytes) = (request.pages(), request.bytes());
-        if bytes.is_empty() {
-            // A truncation took the pages out of the file after the request was made.
-            return pages.end - pages.start;
-        }
-        let write = |at: u64, from: &[AtomicU8]| write_pages(&*self.device, at, from);
-        let written = self.contents.write(bytes.clone(), &mut |to, part| {
-            // The part of the last block behind the end of the file gets zeros, whatever a program
-            // has written there through a mapping.
-            let whole = part.start..if part.end > bytes.end { bytes.end & !511 } else { part.end };
-            let reached = each_piece((bytes.start, storage::to_write(request)), &whole, |at, piece| {
-                transfer(to + (at - part.start), piece, write)
-            });
-            if reached < whole.end || whole.end == part.end {
-                return reached;
-            }
-            let mut tail = [const { AtomicU8::new(0) }; LARGEST_BLOCK];
-            each_piece((bytes.start, storage::to_write(request)), &(whole.end..bytes.end), |at, piece| {
-                let to = &tail[(at - whole.end) as usize..];
-                to.iter().zip(piece).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
-                piece.len()
-            });
-            let tail = &mut tail[..(part.end - whole.end) as usize];
-            if write(to + (whole.end - part.start), tail) { part.end } else { whole.end }
-        });
-        match written {
-            Ok(reached) if reached >= bytes.end => pages.end - pages.start,
-            Ok(reached) => (reached - bytes.start) / FRAME_SIZE,
-            Err(_) => 0,
-        }
+    fn place(&self, bytes: Range<u64>) -> Result<(Place, Range<u64>), Errno> {
+        self.contents.place(bytes)
+    }
+
+    fn room_for(&self, bytes: Range<u64>) -> Result<(u64, Range<u64>), Errno> {
+        self.contents.room_for(bytes)
+    }
+
+    fn written(&self, bytes: Range<u64>, reached: u64) -> Result<(), Errno> {
+        self.contents.written(bytes, reached)
     }
 
     fn flush(&self) -> bool {
@@ -181,10 +120,6 @@ impl Store for FileStore {
 
     fn keep_size(&self, size: u64) -> bool {
         self.contents.grow(size).is_ok()
-    }
-
-    fn is_memory(&self) -> bool {
-        self.device.is_memory()
     }
 
     fn writes_at_once(&self) -> bool {

@@ -4,6 +4,7 @@ use super::root::Roots;
 use super::stream;
 use super::{Host, begin, cgroupfs, ext4, proc, sys};
 use crate::arch::random::random;
+use crate::mem::storage_task;
 use crate::task::time;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -53,7 +54,10 @@ pub fn init(roots: Roots) -> Result<(), Errno> {
         names.add_device(number, file)?;
     }
     mount_first(&view)?;
-    time::set_input(stream::tell);
+    time::set_input(|| {
+        stream::tell();
+        storage_task::look();
+    });
     begin(names, roots);
     Ok(())
 }

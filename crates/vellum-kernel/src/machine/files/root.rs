@@ -3,8 +3,10 @@
 
 use super::contents::{ObjectContents, StoreOf};
 use super::{MEMORY, block, ext4, time_of_day};
-use crate::mem::disk::Disk;
-use crate::mem::storage::{self, Store};
+use crate::mem::block::BlockDevice;
+use crate::mem::block::disk::Disk;
+use crate::mem::store::Store;
+use crate::mem::transfers::to_read;
 use crate::mem::virtio::folder::SharedFolder;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -13,8 +15,10 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::Changes;
-use vellum::platform::{ReadRequest, WriteRequest};
+use vellum::platform::ReadRequest;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::ext4::SECTOR;
+use vellum_kernel::fs::ext4::contents::Place;
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::p9::Folder;
 use vellum_kernel::fs::tree::disk;
@@ -124,26 +128,22 @@ struct Unwritten {
 }
 
 impl Store for Unwritten {
-    fn read(&self, request: &ReadRequest) -> u64 {
-        let (pages, size) = (request.pages(), self.size.load(Relaxed));
-        let read = match size.div_ceil(FRAME_SIZE).checked_sub(pages.start) {
-            None | Some(0) => pages.end - pages.start,
-            Some(inside) => match self.below.read(request) {
-                read if read >= inside => pages.end - pages.start,
-                read => read,
-            },
-        };
-        let mut at = pages.start * FRAME_SIZE;
-        for bytes in storage::to_read(request) {
-            let inside = size.saturating_sub(at).min(bytes.len() as u64);
-            bytes[inside as usize..].iter().for_each(|byte| byte.store(0, Relaxed));
-            at += bytes.len() as u64;
-        }
-        read
+    fn device(&self) -> Option<&Arc<dyn BlockDevice>> {
+        self.below.device()
     }
 
-    fn write(&self, _: &WriteRequest) -> u64 {
-        0
+    fn place(&self, bytes: Range<u64>) -> Result<(Place, Range<u64>), Errno> {
+        // The device transfers whole sectors.
+        let end = self.end().next_multiple_of(SECTOR).min(bytes.end);
+        if end <= bytes.start { Ok((Place::Hole, bytes)) } else { self.below.place(bytes.start..end) }
+    }
+
+    fn end(&self) -> u64 {
+        self.size.load(Relaxed)
+    }
+
+    fn read(&self, request: &ReadRequest) -> u64 {
+        self.below.read(request)
     }
 
     fn flush(&self) -> bool {
@@ -152,10 +152,6 @@ impl Store for Unwritten {
 
     fn changes(&self) -> Changes {
         Changes::InMemory
-    }
-
-    fn is_memory(&self) -> bool {
-        self.below.is_memory()
     }
 
     fn set_size(&self, size: u64) -> Result<(), Errno> {
@@ -186,7 +182,7 @@ struct FolderFile {
 impl Store for FolderFile {
     fn read(&self, request: &ReadRequest) -> u64 {
         let mut at = request.pages().start * FRAME_SIZE;
-        for bytes in storage::to_read(request) {
+        for bytes in to_read(request) {
             match self.folder.read(self.file, at, bytes) {
                 // Behind the end, which may be nearer than it was, the file has zeros.
                 Ok(read) => bytes[read..].iter().for_each(|byte| byte.store(0, Relaxed)),
@@ -197,16 +193,8 @@ impl Store for FolderFile {
         at / FRAME_SIZE - request.pages().start
     }
 
-    fn write(&self, _: &WriteRequest) -> u64 {
-        0
-    }
-
     fn flush(&self) -> bool {
         true
-    }
-
-    fn is_memory(&self) -> bool {
-        false
     }
 }
 

@@ -1,13 +1,13 @@
-//! The tasks of the page cache's storage: one that carries out requests, and the flusher (Linux:
-//! the flusher threads). It has all dirty pages written from time to time
-//! (`dirty_writeback_centisecs`), and those of a memcg at once if they are more than the memcg's
-//! background limit.
+//! The start of the storage task, and the flusher (Linux: the flusher threads). It has all dirty
+//! pages written from time to time (`dirty_writeback_centisecs`), and those of a memcg at once if
+//! they are more than the memcg's background limit.
 //!
 //! The limits are shares of the memory that may hold dirty pages, which is what is free or has
 //! pages of files: on the machine `dirty_background_ratio` and `dirty_ratio`, or the numbers of
 //! bytes. A memcg with a limit of its own has the same shares of what it may use.
 
 use super::{block, contents, ext4};
+use crate::mem::storage_task::Task;
 use crate::mem::throttle::{self, FLUSHER};
 use crate::mem::{machine, memcgs, now_ns, storage};
 use crate::task::{executor, time};
@@ -48,16 +48,9 @@ const LOOK: u64 = 200_000_000;
 
 /// Starts the tasks, if a file has a store.
 pub fn start() {
-    if !storage::begin_tasks() {
-        return;
-    }
+    let Some(task) = Task::new() else { return };
     update_limits();
-    executor::spawn_first(async {
-        loop {
-            storage::carry_out_next().await;
-            executor::yield_now().await;
-        }
-    });
+    executor::spawn_first(task.run());
     executor::spawn(flush());
 }
 

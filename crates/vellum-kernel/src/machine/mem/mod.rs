@@ -12,9 +12,11 @@
 //! | [`spaces`] | the registry of all address spaces, by number and by fork family |
 //! | [`swap`] | the swap devices: compressed memory and a disk |
 //! | [`virtio`] | virtio devices on PCI, their memory, and the driver of QEMU's folder of the host |
-//! | [`disk`] | the driver of disks |
-//! | [`block`] | block devices: disks and a disk in memory, and their page cache |
-//! | [`storage`] | the way of the page cache's requests to block devices |
+//! | [`block`] | block devices: disks and a disk in memory |
+//! | [`storage`] | the page cache's requests, and the tasks that wait for their ends |
+//! | [`store`] | what a file's storage does for its page cache |
+//! | [`transfers`] | a request, as transfers of a block device |
+//! | [`storage_task`] | the task that carries out requests |
 //! | [`throttle`] | the waits of threads that make many pages dirty |
 //! | [`reclaim`] | calls the engine's reclaim and counts its work by reason |
 //! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
@@ -24,7 +26,6 @@
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
 pub mod block;
-pub mod disk;
 pub mod heap;
 #[cfg(feature = "holds")]
 pub mod holds;
@@ -37,9 +38,12 @@ pub mod shootdown;
 pub mod space;
 pub mod spaces;
 pub mod storage;
+pub mod storage_task;
+pub mod store;
 pub mod swap;
 pub mod thread;
 pub mod throttle;
+pub mod transfers;
 pub mod uaccess;
 pub mod uffd;
 pub mod virtio;

@@ -8,16 +8,13 @@ use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};
 use arm_gic::{IntId, InterruptGroup, Trigger, UniqueMmioPointer};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 
 /// The software interrupt that only ends another CPU's halt.
 pub const KICK: u32 = 0;
 /// The software interrupt that makes another CPU serve shootdown requests.
 pub const SHOOTDOWN: u32 = 1;
-/// The first of the machine's four PCI interrupt lines, as a number among the GIC's shared
-/// interrupts.
-pub const PCI_LINES: u32 = 3;
 /// The virtual timer's interrupt, as a number among each CPU's private interrupts.
 const TIMER: u32 = 11;
 const PRIORITY: u8 = 0x80;
@@ -29,8 +26,6 @@ const REDISTRIBUTORS: u64 = 0x080a_0000;
 static GIC: Mutex<Option<GicV3<'static>>> = Mutex::new(None);
 /// The affinity (MPIDR_EL1) of each CPU, by CPU index.
 static NAMES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
-/// The GIC's number of the stdio channel's interrupt; `u32::MAX` before it is enabled.
-static STDIO: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Sets up the interrupt controller for `cpus` CPUs.
 pub fn init_all(cpus: usize) {
@@ -76,14 +71,12 @@ pub fn arm(ns: u64) {
     }
 }
 
-/// Routes an interrupt line to this CPU.
+/// Routes an interrupt line to this CPU, as edge-triggered: the device lowers it once the kernel
+/// has looked at what it tells, and raises it at the next event.
 pub fn enable_line(line: u32) {
     let interrupt = IntId::spi(line);
-    STDIO.store(interrupt.into(), Relaxed);
     let mut gic = GIC.lock();
     let Some(gic) = gic.as_mut() else { return };
-    // Edge-triggered: the port lowers the line when all bytes are read, and raises it at the next
-    // byte.
     let enabled = gic
         .set_trigger(interrupt, None, Trigger::Edge)
         .and_then(|()| gic.set_interrupt_priority(interrupt, None, PRIORITY))
@@ -116,7 +109,7 @@ pub fn serve() {
             percpu::current().tick.store(true, Relaxed);
         } else if interrupt == IntId::sgi(SHOOTDOWN) {
             hooks::shootdown();
-        } else if u32::from(interrupt) == STDIO.load(Relaxed) {
+        } else if interrupt.is_spi() {
             percpu::current().tick.store(true, Relaxed);
         }
         GicCpuInterface::end_interrupt(interrupt, InterruptGroup::Group1);

@@ -11,10 +11,10 @@ const WINDOW: usize = 0x10;
 /// The number of the first redirection register. Each interrupt line has two.
 const REDIRECTION: u32 = 0x10;
 
-/// Routes an edge-triggered ISA line to the CPU with this APIC ID. Called once for a line, by one
-/// CPU at a time.
-pub fn route(line: u8, vector: u8, apic: u8) {
-    let register = REDIRECTION + 2 * u32::from(line);
+/// Routes a line, edge-triggered, to the CPU with this APIC ID. Called once for a line, by one CPU
+/// at a time.
+pub fn route(line: u32, vector: u8, apic: u8) {
+    let register = REDIRECTION + 2 * line;
     // The low half is written last: its mask bit is clear, so it enables the line.
     write(register + 1, u32::from(apic) << 24);
     write(register, u32::from(vector));

@@ -15,8 +15,8 @@ pub const TIMER: u8 = 32;
 pub const KICK: u8 = 33;
 /// The vector that makes another CPU serve shootdown requests.
 pub const SHOOTDOWN: u8 = 34;
-/// The stdio channel's vector: the host has sent bytes.
-pub const STDIO: u8 = 35;
+/// The vector of the devices' interrupt lines.
+pub const LINE: u8 = 35;
 /// The vector of spurious interrupts.
 pub const SPURIOUS: u8 = 47;
 
@@ -95,9 +95,10 @@ pub fn arm(ns: u64) {
     write(INITIAL_COUNT, count.clamp(1, u64::from(u32::MAX)) as u32);
 }
 
-/// Routes an ISA line to this CPU.
-pub fn enable_line(line: u8, vector: u8) {
-    ioapic::route(line, vector, (read(ID) >> 24) as u8);
+/// Routes an interrupt line to this CPU, as edge-triggered: the device lowers it once the kernel
+/// has looked at what it tells, and raises it at the next event.
+pub fn enable_line(line: u32) {
+    ioapic::route(line, LINE, (read(ID) >> 24) as u8);
 }
 
 /// Signals the end of an interrupt to the APIC.

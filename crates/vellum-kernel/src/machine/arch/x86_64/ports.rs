@@ -10,7 +10,7 @@ pub type Backend = PioBackend;
 const COM1: u16 = 0x3f8;
 const COM2: u16 = 0x2f8;
 /// COM2's interrupt line.
-const COM2_LINE: u8 = 3;
+const COM2_LINE: u32 = 3;
 
 /// The console's port.
 pub struct Console(Uart16550<PioBackend>);
@@ -38,5 +38,5 @@ pub fn stdio() -> Option<Uart16550<Backend>> {
 
 /// Makes bytes that arrive on the stdio channel interrupt this CPU.
 pub fn enable_stdio_interrupt() {
-    irq::enable_line(COM2_LINE, irq::STDIO);
+    irq::enable_line(COM2_LINE);
 }

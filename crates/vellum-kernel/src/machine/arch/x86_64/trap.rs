@@ -204,7 +204,7 @@ extern "C" fn handle(frame: &mut Registers) {
 /// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
 pub fn interrupt(vector: u64) {
     match vector as u8 {
-        irq::TIMER | irq::STDIO => percpu::current().tick.store(true, Ordering::Relaxed),
+        irq::TIMER | irq::LINE => percpu::current().tick.store(true, Ordering::Relaxed),
         irq::SHOOTDOWN => hooks::shootdown(),
         irq::SPURIOUS => return,
         _ => {}

@@ -13,11 +13,12 @@
 //! this is rare, and no program that keeps a page dirty can hold a direct read or write up. Where
 //! memory is short, the call waits until some was reclaimed, and needs single frames then.
 
+use super::filling::Filling;
 use super::{ObjectContents, errno, pages_of};
 use crate::mem::payer;
 use crate::mem::platform::Host;
 use crate::mem::spaces::All;
-use crate::mem::storage::{Filling, Store};
+use crate::mem::store::Store;
 use crate::mem::thread::{self, BlockedOn};
 use alloc::vec::Vec;
 use vellum::addr::FRAME_SIZE;

@@ -6,16 +6,19 @@
 //! | `opened` | what an opener has of its own |
 //! | `write` | writes to pages in memory |
 //! | `direct` | reads and writes past the page cache |
+//! | `filling` | pages that the kernel fills itself |
 //! | `sync` | writes of dirty pages to the store |
 
 mod direct;
+mod filling;
 mod opened;
 mod sync;
 mod write;
 
 use crate::mem::payer::Shared;
 use crate::mem::spaces::All;
-use crate::mem::storage::{self, Store};
+use crate::mem::storage;
+use crate::mem::store::Store;
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{self, Object, machine, payer};
 use alloc::boxed::Box;
@@ -335,16 +338,17 @@ impl Pages for ObjectContents {
         let pages = bytes.start / PAGE..u64::MAX;
         self.write_back(&mut Writeback::complete(pages.clone()))?;
         space::invalidate(&All, &self.object, pages.clone());
-        if self.object.next_data(pages.start).is_some() {
+        // Pages that are being read count.
+        let is_unused = || self.object.next_data(pages.start).is_none();
+        if !is_unused() {
             return Ok(false);
         }
         if !store.keep_size(size) {
             return Err(Errno::EIO);
         }
         let mut gone = None;
-        let is_done = store.shift(bytes, shift, &mut || self.object.next_data(pages.start).is_none(), &mut || {
-            gone = Some(move_from(&self.object, pages.start, new))
-        })?;
+        let is_done = store
+            .shift(bytes, shift, &mut &is_unused, &mut || gone = Some(move_from(&self.object, pages.start, new)))?;
         gone.inspect(|gone| space::unmap_removed(&All, &self.object, gone));
         Ok(is_done)
     }

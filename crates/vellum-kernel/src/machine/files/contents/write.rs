@@ -1,8 +1,8 @@
 //! Writes to pages in memory, which the store gets later.
 
+use super::filling::Filling;
 use super::{ObjectContents, PAGE, errno, pages_of};
 use crate::mem::payer;
-use crate::mem::storage::Filling;
 use core::sync::atomic::Ordering;
 use vellum::page_cache::Overwrite;
 use vellum_kernel::errno::Errno;

@@ -8,7 +8,6 @@ use super::{Ext4, number};
 use crate::errno::Errno;
 use crate::fs::pages::Shift;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::Range;
 use rsext4::{BlockRun, PreallocationOptions, RangeOperation, ZeroRangeOptions};
 use spin::{Mutex, RwLock};
@@ -165,19 +164,9 @@ impl Contents {
     /// where the next part is.
     pub fn read(&self, bytes: Range<u64>, each: &mut dyn FnMut(Place, Range<u64>) -> u64) -> u64 {
         let _moving = self.moving.read();
-        let block = self.fs.block;
         let mut at = bytes.start;
         while at < bytes.end {
-            let Ok(run) = self.run_to_read(at / block) else { return at };
-            let (start, end) = run.map_or((u64::MAX, u64::MAX), |run| {
-                (u64::from(run.logical) * block, (u64::from(run.logical) + u64::from(run.len)) * block)
-            });
-            let (place, end) = match run {
-                Some(run) if start <= at && run.unwritten => (Place::Hole, end),
-                Some(run) if start <= at => (Place::At(run.physical * block + (at - start)), end),
-                _ => (Place::Hole, start),
-            };
-            let part = at..end.min(bytes.end);
+            let Ok((place, part)) = self.find_place(at..bytes.end) else { return at };
             let reached = each(place, part.clone());
             if reached < part.end {
                 return reached;
@@ -194,85 +183,116 @@ impl Contents {
         self.read(bytes, each)
     }
 
-    /// Has `bytes` of the file written: finds room for them, and calls `each` with the parts of
-    /// which they consist, in their order, and the offset on the device to which it is to write
-    /// each, until it returns an offset before the end of its part: the one that it has reached. A
-    /// part is whole blocks: at the end of `bytes` up to a block more, which get zeros.
-    /// `bytes.start` is a multiple of the size of a block.
-    ///
-    /// Returns the offset that was reached, in whole blocks, which lies behind the end if all was
-    /// written. The file has the bytes before it, and at least that size, but no more than
-    /// `bytes.end`.
+    /// Returns the first part of `bytes`, and its place, to read it. The page cache has their
+    /// pages, as pages that are being read, so that none of the bytes moves ([`Contents::shift`]).
     ///
     /// # Errors
-    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`, of the crate. The file has the same bytes as before.
-    pub fn write(&self, bytes: Range<u64>, each: &mut dyn FnMut(u64, Range<u64>) -> u64) -> Result<u64, Errno> {
+    /// Those of the crate: it can't read where the part is.
+    pub fn place(&self, bytes: Range<u64>) -> Result<(Place, Range<u64>), Errno> {
+        let _moving = self.moving.read();
+        self.find_place(bytes)
+    }
+
+    /// Does what [`Contents::place`] does. The caller holds `moving`.
+    fn find_place(&self, bytes: Range<u64>) -> Result<(Place, Range<u64>), Errno> {
         let block = self.fs.block;
-        let blocks = bytes.start / block..bytes.end.div_ceil(block);
-        if blocks.end > u64::from(u32::MAX) {
+        let run = self.run_to_read(bytes.start / block)?;
+        let (start, end) = run.map_or((u64::MAX, u64::MAX), |run| {
+            (u64::from(run.logical) * block, (u64::from(run.logical) + u64::from(run.len)) * block)
+        });
+        let (place, end) = match run {
+            Some(run) if start <= bytes.start && run.unwritten => (Place::Hole, end),
+            Some(run) if start <= bytes.start => (Place::At(run.physical * block + (bytes.start - start)), end),
+            _ => (Place::Hole, start),
+        };
+        Ok((place, bytes.start..end.min(bytes.end)))
+    }
+
+    /// Finds room for `bytes` of the file. Returns the offset on the device to which the first part
+    /// is to be written, and that part: whole blocks, at the end of `bytes` up to a block more,
+    /// which get zeros. `bytes.start` is a multiple of the size of a block. Once the parts were
+    /// written, the file is told ([`Contents::written`]); until then it has the same bytes as
+    /// before, and the caller keeps the blocks from being taken from it.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`, of the crate.
+    pub fn room_for(&self, bytes: Range<u64>) -> Result<(u64, Range<u64>), Errno> {
+        let _placing = self.placing.lock();
+        self.find_room(bytes)
+    }
+
+    /// Gives the file its bytes from `bytes.start` to `reached`, which were written to where
+    /// [`Contents::room_for`] said, and at least that size, but no more than `bytes.end`.
+    ///
+    /// # Errors
+    /// `EROFS`, `EIO`, of the crate. The file has the same bytes as before.
+    pub fn written(&self, bytes: Range<u64>, reached: u64) -> Result<(), Errno> {
+        self.change(|| self.finish_write(bytes, reached))
+    }
+
+    /// Has `bytes` of the file written, while no block is taken from it: calls `each` with the
+    /// parts of which they consist ([`Contents::room_for`]), in their order, until it returns an
+    /// offset before the end of its part: the one that it has reached.
+    ///
+    /// Returns the offset that was reached, in whole blocks, which lies behind the end if all was
+    /// written. The file has the bytes before it.
+    ///
+    /// # Errors
+    /// Those of [`Contents::room_for`] for the first part. The file has the same bytes as before.
+    pub fn write(&self, bytes: Range<u64>, each: &mut dyn FnMut(u64, Range<u64>) -> u64) -> Result<u64, Errno> {
+        let _placing = self.placing.lock();
+        let mut reached = bytes.start;
+        while reached < bytes.end {
+            let (to, part) = match self.find_room(reached..bytes.end) {
+                Ok(found) => found,
+                Err(error) if reached == bytes.start => return Err(error),
+                Err(_) => break,
+            };
+            reached = each(to, part.clone());
+            if reached < part.end {
+                break;
+            }
+        }
+        reached = reached / self.fs.block * self.fs.block;
+        self.forget_places(|| self.finish_write(bytes, reached))?;
+        Ok(reached)
+    }
+
+    /// Does what [`Contents::room_for`] does. The caller holds `placing`.
+    fn find_room(&self, bytes: Range<u64>) -> Result<(u64, Range<u64>), Errno> {
+        let block = self.fs.block;
+        let (first, end) = (bytes.start / block, bytes.end.div_ceil(block));
+        if end > u64::from(u32::MAX) {
             return Err(Errno::EFBIG);
         }
-        self.change(|| {
-            let reached = self.place(&blocks, each)? / block;
-            let (first, count) = (blocks.start as u32, (reached - blocks.start) as u32);
-            let size = bytes.end.min(reached * block);
-            if count > 0 {
-                self.fs.with(|fs| fs.finish_write(number(self.inode)?, first, count, size))?;
+        let find = || self.run(first).map(|run| run.filter(|run| u64::from(run.logical) == first));
+        let run = match find()? {
+            Some(run) => run,
+            None => {
+                // As many consecutive blocks as can be had.
+                let (at, len) = (first * block, (end - first) * block);
+                let keep_size = PreallocationOptions::KEEP_SIZE;
+                let allocate = || self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, at, len, keep_size));
+                self.forget_places(allocate)?;
+                find()?.ok_or(Errno::EIO)?
             }
-            Ok(reached * block)
-        })
-    }
-
-    /// Finds room for some blocks, and calls `each` as [`Contents::write`] does. Returns the offset
-    /// that it has reached.
-    fn place(&self, blocks: &Range<u64>, each: &mut dyn FnMut(u64, Range<u64>) -> u64) -> Result<u64, Errno> {
-        let block = self.fs.block;
-        let mut runs = Vec::new();
-        let mut find = || {
-            runs.clear();
-            self.for_runs(blocks, &mut |run| {
-                runs.try_reserve(1)?;
-                runs.push(run);
-                Ok(())
-            })
         };
-        if find()? {
-            let (at, len) = (blocks.start * block, (blocks.end - blocks.start) * block);
-            let keep_size = PreallocationOptions::KEEP_SIZE;
-            self.fs.with(|fs| fs.preallocate_inode(number(self.inode)?, at, len, keep_size))?;
-            if find()? {
-                return Err(Errno::EIO);
-            }
-        }
-        for run in runs {
-            let start = u64::from(run.logical) * block;
-            let part = start..start + u64::from(run.len) * block;
-            let to = run.physical * block;
-            self.fs.cache.forget(&(to..to + (part.end - part.start)));
-            let reached = each(to, part.clone());
-            if reached < part.end {
-                return Ok(reached);
-            }
-        }
-        Ok(blocks.end * block)
+        let part = first * block..(first + u64::from(run.len)).min(end) * block;
+        let to = run.physical * block;
+        self.fs.cache.forget(&(to..to + (part.end - part.start)));
+        Ok((to, part))
     }
 
-    /// Calls `each` with the runs of some blocks, as far as they reach into `blocks`. Returns
-    /// whether there is a hole.
-    fn for_runs(
-        &self,
-        blocks: &Range<u64>,
-        each: &mut dyn FnMut(BlockRun) -> Result<(), Errno>,
-    ) -> Result<bool, Errno> {
-        let (mut at, mut has_hole) = (blocks.start, false);
-        while at < blocks.end {
-            let Some(run) = self.run(at)?.filter(|run| u64::from(run.logical) < blocks.end) else { return Ok(true) };
-            has_hole |= u64::from(run.logical) > at;
-            let end = (u64::from(run.logical) + u64::from(run.len)).min(blocks.end);
-            at = end;
-            each(BlockRun { len: (end - u64::from(run.logical)) as u32, ..run })?;
+    /// Does what [`Contents::written`] does. The caller holds `placing`, and has the places
+    /// forgotten.
+    fn finish_write(&self, bytes: Range<u64>, reached: u64) -> Result<(), Errno> {
+        let block = self.fs.block;
+        let (first, end) = (bytes.start / block, reached / block);
+        if first >= end {
+            return Ok(());
         }
-        Ok(has_hole)
+        let (size, count) = (bytes.end.min(end * block), (end - first) as u32);
+        self.fs.with(|fs| fs.finish_write(number(self.inode)?, first as u32, count, size))
     }
 
     /// Sets the file's size. Blocks behind a smaller size are freed: nothing writes to them any
@@ -394,14 +414,12 @@ impl Contents {
             punched => return punched,
         }
         operate(bytes.clone(), RangeOperation::Zero(ZeroRangeOptions::KEEP_SIZE))?;
-        let (block, mut runs) = (self.fs.block, Vec::new());
-        self.for_runs(&(bytes.start / block..bytes.end / block), &mut |run| {
-            runs.try_reserve(1)?;
-            runs.push(u64::from(run.logical) * block..(u64::from(run.logical) + u64::from(run.len)) * block);
-            Ok(())
-        })?;
-        for run in runs {
-            let _ = operate(run, RangeOperation::PunchHole);
+        let block = self.fs.block;
+        let (mut at, end) = (bytes.start / block, bytes.end / block);
+        while let Some(run) = self.run(at)?.filter(|run| u64::from(run.logical) < end) {
+            let first = u64::from(run.logical);
+            at = (first + u64::from(run.len)).min(end);
+            let _ = operate(first * block..at * block, RangeOperation::PunchHole);
         }
         Ok(())
     }

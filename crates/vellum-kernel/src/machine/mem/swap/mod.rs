@@ -2,11 +2,13 @@
 //! from boot, compressed memory with the higher priority; a program may disable and enable each
 //! (`swapoff`, `swapon`).
 
-use crate::mem::disk::SwapDisk;
+mod disk;
+
 use crate::mem::platform::Host;
 use crate::mem::spaces;
 use crate::mem::{Object, machine};
 use alloc::boxed::Box;
+use disk::SwapDisk;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::ObjectError;
