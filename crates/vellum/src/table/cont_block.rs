@@ -108,6 +108,12 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         all & P::Arch::HARDWARE
     }
 
+    /// Returns true if each PTE of a run of cont blocks has the accessed and dirty bits of the
+    /// run's `raw`: if one lacks a bit, hardware may set it.
+    pub(super) fn are_alike(self, index: usize, run: &Run) -> bool {
+        self.differing(index, run.len, run.raw, |_, entry| entry.load(Relaxed)) == 0
+    }
+
     /// Compares at most `most` PTEs in cont blocks from `index` on with a run whose first PTE is
     /// `first`. Frame and attributes are read only from the first compared PTE of each block,
     /// because the others follow from it (INV-14). The accessed and dirty bits in the result

@@ -112,7 +112,8 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// its PTEs, or in any PTE of its cont block. Does not flush.
     pub(crate) fn clear_accessed_dirty(&self, run: &Run, cleared: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
-        if run.stable && (run.cont == Cont::None || self.cont().is_all_cont(at, run)) {
+        let are_alike = || run.cont == Cont::None || self.cont().is_all_cont(at, run) && self.cont().are_alike(at, run);
+        if run.stable && are_alike() {
             let raw = self.tables.arch.clear_hardware(run.raw, cleared, self.level);
             match run.cont {
                 Cont::None => self.write(at, run.len, None, Sequence { first: raw, step: run.step(&self.tables.arch) }),

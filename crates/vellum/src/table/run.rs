@@ -31,8 +31,9 @@ pub struct Run {
     pub kind: Kind,
     /// The first entry. A leaf PTE has the accessed and dirty bits that any PTE of the run has.
     pub raw: u64,
-    /// True if every PTE of the run has the accessed and dirty bits of `raw`, and hardware will set
-    /// none. Such PTEs can be overwritten without being read again.
+    /// True if hardware will set no accessed or dirty bit in the run that `raw` does not have. Such
+    /// PTEs can be overwritten by others that have these bits, without being read again. In a cont
+    /// block some of them may lack bits of `raw`.
     pub stable: bool,
     /// The share of the PTEs that are in cont blocks, which a TLB may hold as one translation.
     pub cont: Cont,
