@@ -108,6 +108,7 @@ in_every_format! {
     fork_folds_blocks_that_it_makes_uniform => forks_parts,
     failed_forks_keep_blocks_folded => forks_in_vain,
     blocks_move_folded => moves,
+    no_bit_is_lost_where_one_pte_of_a_block_has_all => ages,
 }
 
 // On machines where only the program sets accessed and dirty.
@@ -305,6 +306,19 @@ fn tells<A: Silicon>(on: &Context<'_, '_, A>) {
     assert_eq!((on.joined(BASE, 2..3), on.turned()), (0, (0, 1)));
     let told = [(2 * pages..2 * pages + 1, Attrs::HARDWARE), (2 * pages + 3..3 * pages, Attrs::HARDWARE)];
     assert_eq!(on.recorded(0, 4 * pages), told);
+    on.holds(BASE, 0..4);
+}
+
+/// Hardware sets accessed and dirty in one PTE of a block. If that is the first, it tells all that
+/// there is to tell; but until the others were changed, another CPU may still set them there.
+fn ages<A: Silicon>(on: &Context<'_, '_, A>) {
+    let pages = on.pages();
+    on.recorded(0, 4 * pages);
+    for block in (0..4).cycle().take(4 * pages as usize) {
+        on.program.store_u64(BASE + block * on.block, block).unwrap();
+        let whole = block * pages..(block + 1) * pages;
+        assert_eq!(on.recorded(whole.start, pages), [(whole, Attrs::HARDWARE)]);
+    }
     on.holds(BASE, 0..4);
 }
 
