@@ -14,7 +14,7 @@
 //! | [`virtio`] | virtio devices on PCI, their memory, and the driver of QEMU's folder of the host |
 //! | [`block`] | block devices: disks and a disk in memory |
 //! | [`storage`] | the page cache's requests, and the tasks that wait for their ends |
-//! | [`store`] | what a file's storage does for its page cache |
+//! | [`store`] | the storage of a file, as its page cache uses it |
 //! | [`transfers`] | a request, as transfers of a block device |
 //! | [`storage_task`] | the task that carries out requests |
 //! | [`throttle`] | the waits of threads that make many pages dirty |

@@ -1,4 +1,4 @@
-//! What a file's storage does for its page cache.
+//! The storage of a file, as its page cache uses it.
 
 use crate::mem::block::BlockDevice;
 use alloc::sync::Arc;
