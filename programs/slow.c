@@ -25,9 +25,10 @@ static uint64_t calls_beside(void (*work)(void)) {
     return calls;
 }
 
+static unsigned char bytes[8 * MIB];
+
 static void read_on(void) {
-    static unsigned char bytes[6 * MIB];
-    if (pread(fd, bytes, sizeof bytes, 0) != sizeof bytes)
+    if (pread(fd, bytes, 3 * MIB, 0) != 3 * MIB)
         die("pread");
 }
 
@@ -53,7 +54,6 @@ static long unwritten(void) {
 
 // While all of 8 MiB waits to be written, a read waits for little of it.
 static bool a_read_overtakes_writes(void) {
-    static unsigned char bytes[8 * MIB];
     memset(bytes, 7, sizeof bytes);
     bool good = pwrite(fd, bytes, sizeof bytes, 0) == sizeof bytes;
     pid_t child = fork();
@@ -61,15 +61,43 @@ static bool a_read_overtakes_writes(void) {
         die("fork");
     if (child == 0)
         _exit(fsync(fd) != 0);
-    // The child has begun to wait.
-    nanosleep(&(struct timespec){0, 200000000}, NULL);
+    while (figure("/proc/meminfo", "Writeback") == 0 && waitpid(child, NULL, WNOHANG) == 0)
+        sched_yield();
     long before = unwritten();
-    good &= before > 4 << 10 && pread(fd, bytes, PAGE, 12 * MIB) == PAGE;
+    good &= before > 0 && pread(fd, bytes, PAGE, 12 * MIB) == PAGE;
     long after = unwritten();
     fprintf(stderr, "%ld KiB were unwritten before a read, and %ld KiB after it\n", before, after);
     good &= after * 2 >= before;
     int status;
     return good & (waitpid(child, &status, 0) == child && status == 0);
+}
+
+// While three programs read on and on, a write waits for few of their reads.
+static bool reads_hold_no_write_up(void) {
+    enum { READERS = 3, STEP = 128 << 10 };
+    volatile uint64_t *steps = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t readers[READERS];
+    for (int nth = 0; nth < READERS; nth++) {
+        readers[nth] = fork();
+        if (readers[nth] < 0)
+            die("fork");
+        for (off_t at = 0; readers[nth] == 0; at = (at + STEP) % (4 * MIB)) {
+            off_t place = nth * 4 * MIB + at;
+            if (pread(fd, bytes, STEP, place) != STEP || posix_fadvise(fd, place, STEP, POSIX_FADV_DONTNEED))
+                _exit(1);
+            steps[nth]++;
+        }
+    }
+    while (!steps[0] || !steps[1] || !steps[2])
+        sched_yield();
+    uint64_t before = steps[0] + steps[1] + steps[2];
+    bool good = pwrite(fd, bytes, 16 * PAGE, 14 * MIB) == 16 * PAGE && !fsync(fd);
+    uint64_t during = steps[0] + steps[1] + steps[2] - before;
+    fprintf(stderr, "%llu reads of 128 KiB during a write\n", (unsigned long long)during);
+    for (int nth = 0; nth < READERS; nth++)
+        good &= !kill(readers[nth], SIGKILL) && waitpid(readers[nth], NULL, 0) == readers[nth];
+    munmap((void *)steps, PAGE);
+    return good && during <= 64;
 }
 
 int main(int argc, char **argv) {
@@ -81,6 +109,7 @@ int main(int argc, char **argv) {
     static const struct rule rules[] = {
         {"others run while a program reads", others_run_while_a_program_reads},
         {"a read overtakes writes", a_read_overtakes_writes},
+        {"reads hold no write up", reads_hold_no_write_up},
     };
     return check_rules(rules, sizeof rules / sizeof *rules);
 }

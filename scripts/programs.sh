@@ -160,7 +160,7 @@ our_programs() {
     expect 0 "a disk" guest --smp 2 --disk 16M -- "$1/store" /dev/vda </dev/null
     expect 0 "a disk that can't be read" guest --disk 16M --disk-fails reads -- "$1/store" /dev/vda reads </dev/null
     expect 0 "a disk that can't be written" guest --disk 16M --disk-fails writes -- "$1/store" /dev/vda writes </dev/null
-    expect 0 "a slow disk" guest --disk 16M --disk-rate 2M -- "$1/slow" /dev/vda </dev/null
+    expect 0 "a slow disk" guest --disk 16M --disk-rate 1M -- "$1/slow" /dev/vda </dev/null
     expect 0 "limits of dirty pages" guest --smp 2 --disk 96M --disk-rate 8M -- "$1/dirty" /dev/vda groups </dev/null
     ext4_disk "$1"
     root_over_host "$1"

@@ -1,6 +1,6 @@
 //! PCI: finds devices on the first bus and assigns addresses to their registers.
 
-use crate::arch::devices::{CONFIGURATION, MEMORY_WINDOW};
+use crate::arch::devices::{CONFIGURATION, FIRST_PCI_LINE, MEMORY_WINDOW};
 use crate::arch::kernel_map::phys_to_virt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spin::{Mutex, MutexGuard, Once};
@@ -45,4 +45,10 @@ pub fn place(root: &mut Root, device: DeviceFunction) {
     }
     NEXT.store(next, Relaxed);
     root.set_command(device, Command::MEMORY_SPACE | Command::BUS_MASTER);
+}
+
+/// Returns the interrupt line of the device at a slot of the first bus. Four slots have a line
+/// each, and so on in turn.
+pub fn line(slot: u8) -> u32 {
+    FIRST_PCI_LINE + u32::from(slot) % 4
 }

@@ -10,6 +10,7 @@
 //! the page has ended. If that request failed to read the page, the wait says so: the error
 //! concerns the tasks that waited for the page, and the next one reads it anew.
 
+use crate::mem::block::Direction;
 use crate::mem::payer::Shared;
 use crate::mem::store::Store;
 use crate::mem::transfers::{Request, carry_out};
@@ -25,18 +26,18 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::wait::Queue;
 
 /// The requests under way, and the tasks that wait.
-pub struct Requests {
+struct Requests {
     /// Those that the storage task has not begun, the oldest first.
-    pub queued: VecDeque<(Arc<dyn Store>, Request)>,
+    queued: VecDeque<(Arc<dyn Store>, Request)>,
     /// The pages of those that are being carried out: the object's number, the first page, and the
     /// one after the last.
-    pub begun: Vec<(u64, u64, u64)>,
+    begun: Vec<(u64, u64, u64)>,
     waiting: Vec<Waiting>,
     next_number: u64,
     /// The storage task's waker, unless it was woken.
-    pub idle: Option<Waker>,
+    idle: Option<Waker>,
     /// There is a storage task.
-    pub has_task: bool,
+    has_task: bool,
 }
 
 /// The number of queued requests from which the flusher waits: memory for more would be held for
@@ -44,9 +45,9 @@ pub struct Requests {
 const MOST_QUEUED: usize = 16;
 
 /// The flusher, while many requests are queued.
-pub static ROOM: Queue = Queue::new();
+static ROOM: Queue = Queue::new();
 
-pub static REQUESTS: Shared<Requests> = Shared::new(Requests {
+static REQUESTS: Shared<Requests> = Shared::new(Requests {
     queued: VecDeque::new(),
     begun: Vec::new(),
     waiting: Vec::new(),
@@ -56,7 +57,7 @@ pub static REQUESTS: Shared<Requests> = Shared::new(Requests {
 });
 
 /// The stores of files, by the tags of their page-cache objects.
-pub static STORES: Shared<BTreeMap<u64, Arc<dyn Store>>> = Shared::new(BTreeMap::new());
+static STORES: Shared<BTreeMap<u64, Arc<dyn Store>>> = Shared::new(BTreeMap::new());
 
 /// Registers the store of the object with this tag, until the engine [forgets](forget) the object.
 pub fn add(tag: u64, store: Arc<dyn Store>) {
@@ -70,22 +71,55 @@ pub fn forget(tag: u64) {
     drop(store);
 }
 
+/// Has requests wait for the storage task from now on. Returns false, with nothing changed, if no
+/// file has a store, so that none need be carried out.
+pub fn begin_task() -> bool {
+    let is_needed = !STORES.lock().is_empty();
+    REQUESTS.lock().has_task |= is_needed;
+    is_needed
+}
+
+/// Sets the waker of the storage task, for the next request or [`wake_task`].
+pub fn set_waker(waker: Waker) {
+    REQUESTS.lock().idle = Some(waker);
+}
+
+/// Wakes the storage task, unless it was woken since it set its waker.
+pub fn wake_task() {
+    let idle = REQUESTS.lock().idle.take();
+    idle.into_iter().for_each(Waker::wake);
+}
+
+/// Takes the oldest request to read, or to write, from the queue: it is being carried out from now
+/// on. Returns also whether an older request stays there.
+pub fn take(direction: Direction) -> Option<(Arc<dyn Store>, Request, bool)> {
+    let mut requests = REQUESTS.lock();
+    let place = requests.queued.iter().position(|(_, request)| request.direction() == direction)?;
+    let (store, request) = requests.queued.remove(place)?;
+    // `submit` has reserved the room.
+    requests.begun.push(request.pages());
+    drop(requests);
+    ROOM.wake_all();
+    Some((store, request, place > 0))
+}
+
 /// Takes a request from the engine.
 fn submit(tag: u64, request: Request) {
     let Some(store) = STORES.lock().get(&tag).cloned() else {
         // The contents could not be created, so nothing is interested in their pages.
-        return request.end(0);
+        // SAFETY: no device knows the request.
+        return unsafe { request.end(0) };
     };
     let at_once = store.is_memory() && (store.writes_at_once() || matches!(request, Request::Read(_)));
     let requests = (!at_once).then(|| REQUESTS.lock());
     let Some(mut requests) = requests.and_then(|mut requests| requests.make_room().then_some(requests)) else {
         let count = carry_out(&*store, &request);
-        return request.end(count);
+        // SAFETY: `carry_out` has transferred these pages, and its transfers have ended.
+        return unsafe { request.end(count) };
     };
     requests.queued.push_back((store, request));
-    let idle = requests.idle.take();
     drop(requests);
-    idle.into_iter().for_each(Waker::wake);
+    wake_task();
 }
 
 /// Takes a request to read (`vellum::platform::Storage::read`).

@@ -48,7 +48,8 @@ impl Request {
         }
     }
 
-    fn direction(&self) -> Direction {
+    /// Returns whether the request is to read or to write.
+    pub fn direction(&self) -> Direction {
         match self {
             Request::Read(_) => Direction::Read,
             Request::Write(_) => Direction::Write,
@@ -56,19 +57,22 @@ impl Request {
     }
 
     /// Ends the request, whose first `count` pages were transferred, and tells the tasks that wait
-    /// for its pages. The store's device is done with it.
+    /// for its pages.
+    ///
+    /// # Safety
+    ///
+    /// Of a read, the first `count` pages have their contents. No device accesses the pages.
     #[inline]
-    pub fn end(self, count: u64) {
+    pub unsafe fn end(self, count: u64) {
         let (serial, first, end) = self.pages();
         let failed_from = match self {
             Request::Read(request) => {
-                // SAFETY: the request came from this machine, its first `count` pages have their
-                // contents, and the device is done with it (this function's callers).
+                // SAFETY: the request came from this machine; this function's contract.
                 unsafe { finish_read(machine(), request, count) };
                 first + count
             }
             Request::Write(request) => {
-                // SAFETY: the request came from this machine, and the device is done with it.
+                // SAFETY: as above.
                 unsafe { finish_write(machine(), request, count) };
                 throttle::wake();
                 // `fsync` learns of failed writes in another way, and goes on.
@@ -259,8 +263,8 @@ impl Cursor {
     }
 }
 
-/// Carries a request out, piece by piece. Returns the number of pages that were transferred. The
-/// caller ends the request.
+/// Carries a request out, piece by piece, with all its transfers ended in the end. Returns the
+/// number of pages that were transferred. The caller ends the request.
 pub fn carry_out(store: &dyn Store, request: &Request) -> u64 {
     let mut cursor = Cursor::start(request);
     match request {
@@ -274,9 +278,10 @@ pub fn carry_out(store: &dyn Store, request: &Request) -> u64 {
 }
 
 /// The number of transfers of a request that are under way at a time.
-const MOST: usize = 4;
+pub const MOST: usize = 4;
 
-/// A request that is being carried out by the store's device.
+/// A request that is being carried out by the store's device. It is dropped by
+/// [`Transfers::finish`] alone, as the device accesses its memory until then.
 pub struct Transfers {
     store: Arc<dyn Store>,
     request: Request,
@@ -295,14 +300,18 @@ impl Transfers {
         Transfers { store, request, cursor, under_way: [const { None }; MOST], tail: Vec::new(), failed: false }
     }
 
-    /// Begins transfers, as many as the device takes. Returns whether one began.
+    /// Begins the next transfer, and those before it that end at once. Returns whether there was
+    /// one that the device took.
     pub fn begin(&mut self) -> bool {
         let mut began = false;
         while !self.failed
             && let Some(free) = self.under_way.iter().position(Option::is_none)
         {
             match self.begin_next() {
-                Ok(Some(Begun::UnderWay(ticket))) => self.under_way[free] = Some(ticket),
+                Ok(Some(Begun::UnderWay(ticket))) => {
+                    self.under_way[free] = Some(ticket);
+                    return true;
+                }
                 Ok(Some(Begun::Ended(succeeded))) => self.failed |= !succeeded,
                 Ok(None) => break,
                 Err(_) => self.failed = true,
@@ -345,7 +354,7 @@ impl Transfers {
 
     /// Takes the transfers that have ended. Returns whether there was one.
     pub fn look(&mut self) -> bool {
-        let Some(device) = self.store.device().filter(|_| self.are_under_way()) else { return false };
+        let Some(device) = self.store.device().filter(|_| self.under_way() > 0) else { return false };
         device.look();
         let mut any = false;
         for place in &mut self.under_way {
@@ -358,26 +367,28 @@ impl Transfers {
         any
     }
 
-    /// Returns whether the request is to read.
-    pub fn is_read(&self) -> bool {
-        matches!(self.request, Request::Read(_))
+    /// Returns whether the request is to read or to write.
+    pub fn direction(&self) -> Direction {
+        self.request.direction()
     }
 
-    /// Returns whether the device has a transfer under way.
-    pub fn are_under_way(&self) -> bool {
-        self.under_way.iter().any(Option::is_some)
+    /// Returns the number of transfers that the device has under way.
+    pub fn under_way(&self) -> usize {
+        self.under_way.iter().flatten().count()
     }
 
     /// Returns true once all transfers have ended.
     pub fn are_done(&self) -> bool {
-        (self.failed || self.cursor.is_at_end()) && !self.are_under_way()
+        (self.failed || self.cursor.is_at_end()) && self.under_way() == 0
     }
 
     /// Ends a request all of whose transfers have ended.
     pub fn finish(self) {
         let (store, request) = (&*self.store, &self.request);
         let count = if self.failed { carry_out(store, request) } else { self.cursor.count(store, request) };
-        self.request.end(count);
+        // SAFETY: all pieces up to the cursor were transferred, or filled with zeros, and all
+        // transfers have ended (this function's callers).
+        unsafe { self.request.end(count) };
     }
 }
 

@@ -1,7 +1,6 @@
 //! The serial ports: the machine's PL011 is the console; `pci-serial`, a 16550 behind one I/O BAR,
 //! is the stdio channel.
 
-use crate::arch::devices::pci_line;
 use crate::arch::irq;
 use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::pci;
@@ -73,5 +72,5 @@ fn pci_serial() -> Option<(u64, u32)> {
     let device = pci::find(&root, |_, info| (info.vendor_id, info.device_id) == SERIAL)?;
     root.set_bar_32(device, 0, IO_ADDRESS | 1);
     root.set_command(device, Command::IO_SPACE);
-    Some((IO_WINDOW + u64::from(IO_ADDRESS), pci_line(device.device)))
+    Some((IO_WINDOW + u64::from(IO_ADDRESS), pci::line(device.device)))
 }

@@ -5,9 +5,8 @@
 //! memory. A request allocates nothing on the heap: pageout must not wait for memory.
 
 use super::{Begun, BlockDevice, Direction, Ticket, Transfer};
-use crate::arch::devices::pci_line;
-use crate::arch::irq;
 use crate::arch::serial::println;
+use crate::arch::{irq, pci};
 use crate::mem::virtio::{self, Dma};
 use crate::mem::vmalloc;
 use alloc::boxed::Box;
@@ -27,10 +26,10 @@ const _: () = assert!(SECTOR == SECTOR_SIZE);
 /// The number of requests under way: the crate's queue has 16 descriptors, of which one takes
 /// three.
 const MOST: usize = 5;
-/// The number of these that may be waiting for the storage task. The last place is for transfers
-/// that are carried out at once: a CPU that polls for one can't wait for a task, which may need
-/// this CPU.
-const MOST_BEGUN: usize = MOST - 1;
+/// The number of these for which CPUs poll, and also of those whose end the storage task waits for:
+/// one place at least is for each kind. A CPU that polls can't wait for the task, which may need
+/// this CPU; and the task waits for no stream of transfers that are polled for.
+const MOST_OF_A_KIND: usize = MOST - 1;
 
 /// A disk.
 pub struct Disk {
@@ -51,6 +50,8 @@ struct Requests {
 /// A place for a request.
 struct Request {
     state: State,
+    /// A CPU polls for its end.
+    is_polled: bool,
     /// The driver's name for the request.
     token: u16,
     transfer: Transfer,
@@ -76,12 +77,13 @@ impl Disk {
         places.try_reserve_exact(MOST).inspect_err(|error| unusable(error)).ok()?;
         places.resize_with(MOST, || Request {
             state: State::Free,
+            is_polled: false,
             token: 0,
             transfer: Transfer { direction: Direction::Read, at: 0, memory: core::ptr::null_mut(), len: 0 },
             header: BlkReq::default(),
             status: BlkResp::default(),
         });
-        irq::enable_line(pci_line(slot));
+        irq::enable_line(pci::line(slot));
         let size = driver.capacity().saturating_mul(SECTOR_SIZE as u64);
         let requests = Requests { driver: Some(driver), places: places.into_boxed_slice(), flushing: 0 };
         Some(Disk { size, requests: Mutex::new(requests) })
@@ -96,7 +98,7 @@ impl Disk {
     unsafe fn carry_out(&self, transfer: Transfer) -> bool {
         let ticket = loop {
             // SAFETY: this function's contract, as it returns when the transfer has ended.
-            match unsafe { self.requests.lock().begin(transfer) } {
+            match unsafe { self.requests.lock().begin(transfer, true) } {
                 Some(Begun::UnderWay(ticket)) => break ticket,
                 Some(Begun::Ended(succeeded)) => return succeeded,
                 None => spin_loop(),
@@ -113,14 +115,15 @@ impl Disk {
 }
 
 impl Requests {
-    /// Begins a transfer, in a place that is free.
+    /// Begins a transfer, if there is a place for one of its kind.
     ///
     /// # Safety
     ///
     /// That of [`BlockDevice::begin`].
-    unsafe fn begin(&mut self, transfer: Transfer) -> Option<Begun> {
+    unsafe fn begin(&mut self, transfer: Transfer, is_polled: bool) -> Option<Begun> {
         self.look();
-        if self.flushing > 0 {
+        let of_its_kind = |place: &&Request| place.state != State::Free && place.is_polled == is_polled;
+        if self.flushing > 0 || self.places.iter().filter(of_its_kind).count() == MOST_OF_A_KIND {
             return None;
         }
         let place = self.places.iter().position(|place| place.state == State::Free)?;
@@ -142,7 +145,8 @@ impl Requests {
         };
         match begun {
             Ok(token) => {
-                (request.state, request.token, request.transfer) = (State::UnderWay, token, transfer);
+                (request.state, request.is_polled) = (State::UnderWay, is_polled);
+                (request.token, request.transfer) = (token, transfer);
                 Some(Begun::UnderWay(Ticket(place)))
             }
             Err(Error::QueueFull) => None,
@@ -230,10 +234,8 @@ impl BlockDevice for Disk {
     }
 
     unsafe fn begin(&self, transfer: Transfer) -> Option<Begun> {
-        let mut requests = self.requests.lock();
-        let taken = requests.places.iter().filter(|place| place.state != State::Free).count();
         // SAFETY: this function's contract.
-        if taken < MOST_BEGUN { unsafe { requests.begin(transfer) } } else { None }
+        unsafe { self.requests.lock().begin(transfer, false) }
     }
 
     fn look(&self) {
