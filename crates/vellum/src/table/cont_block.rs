@@ -37,6 +37,30 @@ pub(super) struct ContBlock {
     pub(super) first: u64,
 }
 
+/// The entries that [`ContBlocks::write_cont`] overwrites, for the tracer.
+#[derive(Clone, Copy)]
+pub(super) enum Before {
+    /// All have this value.
+    Equal(u64),
+    /// They are cont blocks, and this is their first PTE as it would be in no cont block, with the
+    /// accessed and dirty bits of all of them: what one PTE tells, it tells for its whole block.
+    Blocks(u64),
+}
+
+impl Before {
+    /// Returns the entries from the `at`th on, up to the end of its cont block at least.
+    #[inline]
+    fn from(self, arch: &impl Arch, level: u8, at: usize) -> Sequence {
+        match self {
+            Before::Equal(raw) => Sequence::of_equal(raw),
+            Before::Blocks(raw) => {
+                let single = Sequence { first: raw, step: arch.step(raw, level) }.at(at);
+                Sequence { first: arch.with_cont(single), step: arch.cont_step(raw, level) }
+            }
+        }
+    }
+}
+
 /// The cont blocks of a locked page table: the functions that fold, unfold and rewrite them.
 pub(super) struct ContBlocks<'l, 't, 'm, P: Platform>(&'l LockedTable<'t, 'm, P>);
 
@@ -106,12 +130,6 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         let at = index + eights.len() * 8;
         all = rest.iter().enumerate().fold(all, |all, (i, entry)| all | look(at + i, entry) ^ raw);
         all & P::Arch::HARDWARE
-    }
-
-    /// Returns true if each PTE of a run of cont blocks has the accessed and dirty bits of the
-    /// run's `raw`: if one lacks a bit, hardware may set it.
-    pub(super) fn are_alike(self, index: usize, run: &Run) -> bool {
-        self.differing(index, run.len, run.raw, |_, entry| entry.load(Relaxed)) == 0
     }
 
     /// Compares at most `most` PTEs in cont blocks from `index` on with a run whose first PTE is
@@ -244,19 +262,19 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     /// and then folds the blocks at both ends if the run completed them.
     pub(super) fn set_folding(self, index: usize, run: &Run, old: u64) {
         if self.is_all_cont(index, run) {
-            return self.write_cont(index, run.len, run.raw, Some(old));
+            return self.write_cont(index, run.len, run.raw, Before::Equal(old));
         }
         let step = run.step(&self.tables.arch);
         if run.cont == Cont::None {
             // The run was read from another page table, where its addresses were aligned in the
             // same way, and where it contained no group of PTEs that could be folded
             // ([`Cont::None`]).
-            self.write(index, run.len, Some(Sequence::of_equal(old)), Sequence { first: run.raw, step });
+            self.write(index, run.len, Sequence::of_equal(old), Sequence { first: run.raw, step });
             return self.fold_edges(index, run.len);
         }
         self.for_each_piece(index, run.len, run.raw, |index, n, raw, is_cont| match is_cont {
-            true => self.write_cont(index, n, raw, Some(old)),
-            false => self.write(index, n, Some(Sequence::of_equal(old)), Sequence { first: raw, step }),
+            true => self.write_cont(index, n, raw, Before::Equal(old)),
+            false => self.write(index, n, Sequence::of_equal(old), Sequence { first: raw, step }),
         });
         self.fold_edges(index, run.len);
     }
@@ -270,20 +288,19 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     }
 
     /// Writes `n` PTEs from `index` on as whole cont blocks. `raw` is the first PTE as it would be
-    /// in no cont block. All entries hold `old` now, which only the tracer needs; with `None` it
-    /// reads each entry.
-    pub(super) fn write_cont(self, index: usize, n: usize, raw: u64, old: Option<u64>) {
+    /// in no cont block. Only the tracer needs `before`.
+    pub(super) fn write_cont(self, index: usize, n: usize, raw: u64, before: Before) {
         let arch = &self.tables.arch;
-        let old = old.map(Sequence::of_equal);
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(raw, self.level));
         let cont_step = arch.cont_step(raw, self.level);
         if cont_step == step {
-            return self.write(index, n, old, Sequence { first: arch.with_cont(raw), step });
+            let new = Sequence { first: arch.with_cont(raw), step };
+            return self.write(index, n, before.from(arch, self.level, 0), new);
         }
         let singles = Sequence { first: raw, step };
         for at in (0..n).step_by(block) {
             let new = Sequence { first: arch.with_cont(singles.at(at)), step: cont_step };
-            self.write(index + at, block, old, new);
+            self.write(index + at, block, before.from(arch, self.level, at), new);
         }
     }
 
@@ -332,7 +349,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
         let raw = self.take_merged(first, block, busy);
         self.break_before_make(first, block);
         let new = Sequence { first: raw, step: self.tables.arch.step(raw, self.level) };
-        self.write(first, block, Some(Sequence::of_equal(busy)), new);
+        self.write(first, block, Sequence::of_equal(busy), new);
         self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
@@ -377,7 +394,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
             let busy = self.tables.arch.busy_pte();
             let raw = self.take_merged(first, block, busy);
             self.break_before_make(first, block);
-            self.write_cont(first, block, raw, Some(busy));
+            self.write_cont(first, block, raw, Before::Equal(busy));
             self.tables.machine.count(Counter::ContFolds, 1);
         }
     }

@@ -7,7 +7,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Run;
-use super::cont_block::ContBlocks;
+use super::cont_block::{Before, ContBlocks};
 use super::entries::Sequence;
 use super::run::Cont;
 use crate::arch::{Arch, Attrs};
@@ -102,7 +102,8 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
     fn rewrite_folded(self, run: &Run, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         if run.stable {
-            return self.write_cont(index, n, arch.carry(new, run.raw), None);
+            let before = Sequence { first: run.raw, step: run.step(arch) }.at(index - self.index(run.va));
+            return self.write_cont(index, n, arch.carry(new, before), Before::Blocks(before));
         }
         let (block, step) = (1usize << arch.cont_bits(self.level), arch.step(new, self.level));
         let cont_step = arch.cont_step(new, self.level);
@@ -124,7 +125,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
             self.break_before_make(index, block);
         }
         let new = Sequence { first: arch.carry(new, old), step: arch.step(new, self.level) };
-        self.write(index, block, Some(Sequence::of_equal(busy)), new);
+        self.write(index, block, Sequence::of_equal(busy), new);
         self.tables.machine.count(Counter::ContUnfolds, 1);
     }
 
@@ -145,7 +146,7 @@ impl<P: Platform> ContBlocks<'_, '_, '_, P> {
             }
             for old in &old[..count] {
                 let new = new.wrapping_add(step.wrapping_mul(at as u64));
-                self.write_cont(index + at, block, arch.carry(new, *old), Some(arch.busy_pte()));
+                self.write_cont(index + at, block, arch.carry(new, *old), Before::Equal(arch.busy_pte()));
                 at += block;
             }
             self.tables.machine.count(Counter::ContFolds, count as u64);

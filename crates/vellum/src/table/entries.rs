@@ -300,19 +300,20 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             self.store(index, old, run.raw);
         } else {
             let new = Sequence { first: run.raw, step: run.step(&self.tables.arch) };
-            self.write(index, run.len, Some(Sequence::of_equal(old)), new);
+            self.write(index, run.len, Sequence::of_equal(old), new);
         }
     }
 
     /// Writes `n` entries from `index` on by plain stores. No accessed or dirty bit is lost,
     /// because hardware sets none in these entries any more: they are not valid, or have all bits
-    /// that it would set ([`Arch::hardware_idle`]). Only the tracer needs `old`, the values that
-    /// the entries hold now; with `None` it reads each entry.
+    /// that it would set ([`Arch::hardware_idle`]); or, in a cont block, another PTE has told them
+    /// for the whole block. Only the tracer needs `old`, the values of the entries as they are
+    /// known.
     ///
     /// One release fence before all stores orders the contents of the mapped frames before the
     /// PTEs. That is cheaper than a release store for each PTE.
     #[inline(always)]
-    pub(super) fn write(&self, index: usize, n: usize, old: Option<Sequence>, new: Sequence) {
+    pub(super) fn write(&self, index: usize, n: usize, old: Sequence, new: Sequence) {
         fence(Release);
         let mut passed = 0;
         let Sequence { first: mut new, step } = new;
@@ -321,10 +322,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let mut piece = |entries: &[AtomicU64]| {
             for (i, entry) in entries.iter().enumerate() {
                 let next = new.wrapping_add(step.wrapping_mul(i as u64));
-                trace(self.tables.platform(), || {
-                    let old = old.map_or_else(|| entry.load(Relaxed), |old| old.at(passed + i));
-                    Event::Store(self.pfn, (index + i) as u16, old, next)
-                });
+                trace(self.tables.platform(), || Event::Store(self.pfn, (index + i) as u16, old.at(passed + i), next));
                 entry.store(next, Relaxed);
             }
             index += entries.len();

@@ -316,7 +316,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     fn zero_all_but(&self, va: u64, n: usize) {
         let (start, end) = (self.index(va), self.index(va) + n);
         for part in [0..start, end..self.entries().len()] {
-            self.write(part.start, part.len(), Some(Sequence::of_equal(0)), Sequence::of_equal(0));
+            self.write(part.start, part.len(), Sequence::of_equal(0), Sequence::of_equal(0));
         }
     }
 

@@ -8,6 +8,7 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
+use super::cont_block::Before;
 use super::entries::{Sequence, merge_hardware_bits};
 use super::run::Cont;
 use super::{LockedTable, Run};
@@ -39,7 +40,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         if run.stable {
             let old_step = arch.step(run.raw, self.level);
             let old = Sequence { first: run.raw, step: old_step }.skip(index - self.index(run.va));
-            return self.write(index, len, Some(old), Sequence { first: arch.carry(new, old.first), step });
+            return self.write(index, len, old, Sequence { first: arch.carry(new, old.first), step });
         }
         let first = self.entry(index).load(Relaxed);
         if let Some(change) = Bits::between::<P::Arch>(first, arch.carry(new, first))
@@ -112,12 +113,14 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// its PTEs, or in any PTE of its cont block. Does not flush.
     pub(crate) fn clear_accessed_dirty(&self, run: &Run, cleared: Attrs, mut report: impl FnMut(VirtRange, Attrs)) {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
-        let are_alike = || run.cont == Cont::None || self.cont().is_all_cont(at, run) && self.cont().are_alike(at, run);
-        if run.stable && are_alike() {
+        if run.stable && (run.cont == Cont::None || self.cont().is_all_cont(at, run)) {
             let raw = self.tables.arch.clear_hardware(run.raw, cleared, self.level);
             match run.cont {
-                Cont::None => self.write(at, run.len, None, Sequence { first: raw, step: run.step(&self.tables.arch) }),
-                _ => self.cont().write_cont(at, run.len, raw, None),
+                Cont::None => {
+                    let step = run.step(&self.tables.arch);
+                    self.write(at, run.len, Sequence { first: run.raw, step }, Sequence { first: raw, step });
+                }
+                _ => self.cont().write_cont(at, run.len, raw, Before::Blocks(run.raw)),
             }
             return report(run.range(&self.tables.arch), run.attrs(&self.tables.arch) & cleared);
         }

@@ -9,7 +9,7 @@
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
-use super::cont_block::ContBlock;
+use super::cont_block::{Before, ContBlock};
 use super::entries::{Match, Sequence};
 use super::run::Cont;
 use super::{LockedTable, Run};
@@ -301,7 +301,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             if block > 1 {
                 let raw = self.cont().take_merged(at, block, filler);
                 if is_dirty(raw) {
-                    self.cont().write_cont(at, block, raw, Some(filler));
+                    self.cont().write_cont(at, block, raw, Before::Equal(filler));
                     break;
                 }
                 len += block;
@@ -318,7 +318,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
             len = self.restore_clean_tail(run, len, filler);
         }
         if filler != 0 {
-            self.write(index, len, Some(Sequence::of_equal(filler)), Sequence::of_equal(0));
+            self.write(index, len, Sequence::of_equal(filler), Sequence::of_equal(0));
         }
         self.live().subtract(len);
         let (run, shift) = (Run { len, ..*run }, self.shift());
