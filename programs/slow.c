@@ -72,27 +72,38 @@ static bool a_read_overtakes_writes(void) {
     return good & (waitpid(child, &status, 0) == child && status == 0);
 }
 
-// While three programs read on and on, a write waits for few of their reads.
+static uint64_t sum(const volatile uint64_t *counts, int len) {
+    uint64_t sum = 0;
+    for (int nth = 0; nth < len; nth++)
+        sum += counts[nth];
+    return sum;
+}
+
+// While more programs read on and on than the disk takes at a time, a write waits for few reads.
 static bool reads_hold_no_write_up(void) {
-    enum { READERS = 3, STEP = 128 << 10 };
+    enum { READERS = 12, STEP = 128 << 10 };
     volatile uint64_t *steps = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t readers[READERS];
+    // The disk carries each read out, alone: none finds what the rules before have left in the
+    // cache, or what another has read ahead.
+    bool good = !posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) && !posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     for (int nth = 0; nth < READERS; nth++) {
         readers[nth] = fork();
         if (readers[nth] < 0)
             die("fork");
-        for (off_t at = 0; readers[nth] == 0; at = (at + STEP) % (4 * MIB)) {
-            off_t place = nth * 4 * MIB + at;
+        for (off_t at = 0; readers[nth] == 0; at = (at + STEP) % MIB) {
+            off_t place = nth * MIB + at;
             if (pread(fd, bytes, STEP, place) != STEP || posix_fadvise(fd, place, STEP, POSIX_FADV_DONTNEED))
                 _exit(1);
             steps[nth]++;
         }
     }
-    while (!steps[0] || !steps[1] || !steps[2])
-        sched_yield();
-    uint64_t before = steps[0] + steps[1] + steps[2];
-    bool good = pwrite(fd, bytes, 16 * PAGE, 14 * MIB) == 16 * PAGE && !fsync(fd);
-    uint64_t during = steps[0] + steps[1] + steps[2] - before;
+    for (int nth = 0; nth < READERS; nth++)
+        while (!steps[nth])
+            sched_yield();
+    uint64_t before = sum(steps, READERS);
+    good &= pwrite(fd, bytes, 16 * PAGE, 14 * MIB) == 16 * PAGE && !fsync(fd);
+    uint64_t during = sum(steps, READERS) - before;
     fprintf(stderr, "%llu reads of 128 KiB during a write\n", (unsigned long long)during);
     for (int nth = 0; nth < READERS; nth++)
         good &= !kill(readers[nth], SIGKILL) && waitpid(readers[nth], NULL, 0) == readers[nth];
