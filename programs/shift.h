@@ -119,10 +119,10 @@ static bool the_times_change(void) {
 }
 
 // Each page begins with its number, and the page behind them is empty. A child adds to a counter
-// behind the number of the last page, which is at one of two places, while a page comes and goes
-// before it. No addition is lost.
+// behind the number of the last page, without a pause, which is at one of two places, while a page
+// comes and goes before it, and two others store to all pages that move. No addition is lost.
 static bool stores_follow_their_bytes(void) {
-    enum { NUMBERED = 12, ROUNDS = 20 };
+    enum { NUMBERED = 12, ROUNDS = 20, OTHERS = 2 };
     new_file(0);
     memset(buffer, 0, FILE_SIZE);
     for (uint32_t page = 0; page < NUMBERED; page++)
@@ -137,10 +137,14 @@ static bool stores_follow_their_bytes(void) {
                 if ((uint32_t)found == NUMBERED - 1 && __atomic_compare_exchange_n(at, &found, found + (1ull << 32), false,
                                                                                   __ATOMIC_RELAXED, __ATOMIC_RELAXED))
                     __atomic_fetch_add(&shared[1], 1, __ATOMIC_RELAXED);
-                // Bytes move at a moment in which none of them is in use.
-                nanosleep(&(struct timespec){0, 2000000}, NULL);
             }
         _exit(0);
+    }
+    pid_t others[OTHERS];
+    for (int nth = 0; nth < OTHERS; nth++) {
+        others[nth] = fork();
+        for (size_t page = 1; others[nth] == 0; page = page % (NUMBERED - 1) + 1)
+            ((volatile unsigned char *)file_map)[page * PAGE + PAGE / 2]++;
     }
     for (int round = 0; round < ROUNDS && good; round++) {
         // The child is at work, however busy the machine is.
@@ -153,6 +157,8 @@ static bool stores_follow_their_bytes(void) {
     __atomic_store_n(shared, 1, __ATOMIC_RELAXED);
     int status;
     good &= waitpid(storing, &status, 0) == storing && status == 0;
+    for (int nth = 0; nth < OTHERS; nth++)
+        good &= !kill(others[nth], SIGKILL) && waitpid(others[nth], &status, 0) == others[nth] && WIFSIGNALED(status);
     uint64_t last = *(uint64_t *)(file_map + (NUMBERED - 1) * PAGE);
     if ((uint32_t)last != NUMBERED - 1 || last >> 32 != shared[1])
         fprintf(stderr, "%u additions, and %u in page %u\n", shared[1], (unsigned)(last >> 32), (unsigned)last);

@@ -72,6 +72,7 @@ mod page_cache {
     }
     mod store {
         mod fixture;
+        mod hold;
         mod huge;
         mod in_memory;
         mod overwrite;

@@ -315,6 +315,7 @@ impl<'m, P: Platform> Object<'m, P> {
             if !self.is_inside(state.size.max(size), page) {
                 return Ok(Lookup::BeyondEnd);
             }
+            state.check_hold(self, page)?;
             match state.index.find(self.machine.frames(), page) {
                 None if self.head().is_stored(&state, page) => {
                     drop(state);
@@ -399,6 +400,7 @@ impl<'m, P: Platform> Object<'m, P> {
             if !self.is_inside(size, page) {
                 return Ok(None);
             }
+            state.check_hold(self, page)?;
             match state.index.find(frames, page) {
                 Some(Entry::Resident(pfn)) => {
                     Reads(self).end_wait(&state, page);

@@ -128,7 +128,7 @@ fn find_around<P: Platform>(
 ) {
     let frames = object.machine.frames();
     let step = 1 << object.head().page_order;
-    let end = window.end.min(state.size.div_ceil(1 << object.page_shift()));
+    let end = window.end.min(state.size.div_ceil(1 << object.page_shift())).min(state.held_from);
     let around = around.start.max(window.start)..around.end.min(end);
     let resident = |page: u64| match state.index.find(frames, page) {
         Some(Entry::Resident(pfn)) => Some(pfn),

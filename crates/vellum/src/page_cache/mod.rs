@@ -36,9 +36,10 @@
 //! | `fill` | looks pages up and inserts them |
 //! | `map` | finds the pages that a fault maps at once |
 //! | `read` | has the host read pages from its storage |
-//! | `readahead` | decides which pages to read before they are needed |
-//! | `overwrite` | takes whole pages that the host writes |
+//! | `read::readahead` | decides which pages to read before they are needed |
+//! | `hold` | keeps pages from all users while the host moves their bytes |
 //! | `write` | has the host write dirty pages to its storage |
+//! | `overwrite` | takes whole pages that the host writes |
 //! | `write::errors` | reports failed writes to each opener |
 //! | `remove` | truncates, punches holes, frees all pages at the end |
 //! | `evict` | takes folios out for reclaim |
@@ -55,6 +56,7 @@ mod collapse;
 mod error;
 mod evict;
 mod fill;
+mod hold;
 mod index;
 mod map;
 mod mappers;
@@ -62,7 +64,6 @@ mod mapping;
 mod overwrite;
 mod page;
 mod read;
-mod readahead;
 mod refs;
 mod remove;
 mod survey;
@@ -76,12 +77,12 @@ pub(crate) use collapse::Collapses;
 pub use error::ObjectError;
 pub use evict::drop_clean;
 pub(crate) use evict::drop_unused;
+pub use hold::Held;
 pub(crate) use map::AROUND_ORDER;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use overwrite::Overwrite;
 pub use page::ObjectPage;
-pub use read::finish_read;
-pub use readahead::{Expected, Readahead};
+pub use read::{Expected, Readahead, finish_read};
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub(crate) use remove::remove_clean;
 pub use remove::{RemovedPages, move_from};
@@ -117,6 +118,8 @@ pub const MAX_SIZE: u64 = i64::MAX as u64;
 struct LockedState {
     /// The size in bytes.
     size: u64,
+    /// The first page that is on hold ([`Held`]); `u64::MAX` if none is.
+    held_from: u64,
     /// The pages, in memory or swapped out.
     index: Index,
     /// The spaces that map the object.
@@ -264,7 +267,7 @@ impl<'m, P: Platform> Object<'m, P> {
             serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
-            state: SpinLock::new(LockedState { size, index: Index::new(), mappers }),
+            state: SpinLock::new(LockedState { size, held_from: u64::MAX, index: Index::new(), mappers }),
         };
         // SAFETY: the head is written to a frame that the object alone has. The direct map contains
         // the frame, which is aligned and large enough (as `mappers` asserts).

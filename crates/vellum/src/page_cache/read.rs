@@ -6,14 +6,19 @@
 //! in memory, and pages that were not are missing again. A page that was removed from the object
 //! meanwhile stays removed; the request's own reference keeps its frame for the device.
 
+mod readahead;
+
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
+pub use readahead::{Expected, Readahead};
+
+use readahead::NewlyUsed;
+
 use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
-use super::readahead::{NewlyUsed, Readahead};
 use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::policy::Advice;
@@ -281,8 +286,9 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
 
     /// Inserts folios for `pages`, which then are being read, and returns the request for them.
     /// Marks the page `wanted`, one of them, as wanted, if there is one. Returns `None`, with
-    /// nothing changed, if one of the pages exists by now, lies beyond the end of the object, whose
-    /// size counts as at least `size` bytes, or needs more index nodes. Takes the object's lock.
+    /// nothing changed, if one of the pages exists by now, is on hold, lies beyond the end of the
+    /// object, whose size counts as at least `size` bytes, or needs more index nodes. Takes the
+    /// object's lock.
     fn insert_reading(
         &self,
         (pages, wanted): (Range<u64>, Option<u64>),
@@ -294,7 +300,8 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let page_order = self.0.head().page_order;
         let mut state = self.0.lock();
         let size = state.size.max(size);
-        let is_missing = state.index.missing_run(frames, pages.clone()) == pages.end - pages.start
+        let is_missing = pages.end <= state.held_from
+            && state.index.missing_run(frames, pages.clone()) == pages.end - pages.start
             && pages.end.checked_sub(1).is_some_and(|last| self.0.is_inside(size, last));
         if !is_missing || state.index.missing_nodes(frames, pages.start) > spare.count() {
             return None;

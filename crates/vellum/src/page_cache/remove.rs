@@ -169,7 +169,7 @@ impl<P: Platform> Object<'_, P> {
 
 /// Sets the size of an object with a store in which the host has moved bytes, from page `first` on
 /// (Linux: `FALLOC_FL_COLLAPSE_RANGE`, `FALLOC_FL_INSERT_RANGE`). The object has no page from
-/// `first` on but such that are being read, and the host has not begun to read these. Returns the
+/// `first` on, and these are on hold ([`Held`](super::Held)). Returns the
 /// pages that [`unmap_removed`](crate::space::unmap_removed) takes from the spaces, whose private
 /// copies go too, as on truncation.
 pub fn move_from<P: Platform>(object: &Object<'_, P>, first: u64, size: u64) -> RemovedPages {

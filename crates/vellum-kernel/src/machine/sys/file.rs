@@ -6,9 +6,9 @@ use super::sync::write_pages;
 use super::transfer::may_resize;
 use super::{Answer, lock};
 use crate::files;
-use crate::files::contents;
+use crate::files::contents::{self, Held};
 use crate::files::user::UserBytes;
-use crate::mem::uaccess;
+use crate::mem::{Object, uaccess};
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
@@ -22,6 +22,14 @@ use vellum_kernel::fs::{Kind, Open};
 /// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
     thread.files().open(fd)
+}
+
+/// Returns the object that has the pages of an open file, if it has pages.
+fn object_of(open: &Open) -> Option<Object> {
+    match open.file().ok()?.mappable() {
+        Mappable::Pages(pages) => contents::object_of(&pages).cloned(),
+        _ => None,
+    }
 }
 
 /// Returns the thread's `RLIMIT_NOFILE`: one more than the highest descriptor allowed.
@@ -182,6 +190,9 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     }
     // The file's write lock is held across the pieces, so that no write comes between them.
     let _guard = thread.killable(open.lock_writes()).await?;
+    // Programs wait for the pages that lose their bytes, so that these get out of use.
+    let moving = object_of(&open).filter(|_| mode & SHIFTS != 0);
+    let _held = moving.map(|object| Held::new(&object, offset / FRAME_SIZE)).transpose()?;
     let mut done = 0;
     let piece = || {
         while !open.allocate(mode as u32, offset as i64, len as i64, &mut done)? {
@@ -237,14 +248,11 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     let (start, len) = (both as u64, (both >> 64) as u64);
     let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
     let mut found = abi::cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
-    let file = match open.file() {
-        Err(Errno::EBADF) => return Err(Errno::EBADF),
-        file => file.ok(),
-    };
+    if open.file().is_err_and(|error| error == Errno::EBADF) {
+        return Err(Errno::EBADF);
+    }
     // A directory has no pages, and so none in memory.
-    if let Some(Mappable::Pages(pages)) = file.map(|file| file.mappable())
-        && let Some(object) = contents::object_of(&pages)
-    {
+    if let Some(object) = object_of(&open) {
         let (mut at, end) = (start / FRAME_SIZE, end.div_ceil(FRAME_SIZE));
         while let Some(page) = object.next_data(at).filter(|page| *page < end) {
             at = object.next_hole(page).min(end);

@@ -7,10 +7,12 @@
 //! | `write` | writes to pages in memory |
 //! | `direct` | reads and writes past the page cache |
 //! | `filling` | pages that the kernel fills itself |
+//! | `hold` | pages on hold while their bytes move |
 //! | `sync` | writes of dirty pages to the store |
 
 mod direct;
 mod filling;
+mod hold;
 mod opened;
 mod sync;
 mod write;
@@ -39,6 +41,7 @@ use vellum_kernel::fs::io::in_pieces;
 use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
+pub use hold::Held;
 pub use opened::{OpenedContents, Opener};
 
 use direct::Direct;
@@ -333,13 +336,13 @@ impl Pages for ObjectContents {
         if new > i64::MAX as u64 {
             return Err(Errno::EFBIG);
         }
-        // No page that may have bytes which move is in memory then, unless a program is quick. The
-        // storage has them, and programs can get none before the move: a read waits for it.
-        let pages = bytes.start / PAGE..u64::MAX;
-        self.write_back(&mut Writeback::complete(pages.clone()))?;
-        space::invalidate(&All, &self.object, pages.clone());
-        // Pages that are being read count.
-        let is_unused = || self.object.next_data(pages.start).is_none();
+        // No page that may have bytes which move is in memory then. None comes, or is mapped anew:
+        // the caller has put these pages on hold. What is unmapped stays clean once it was written.
+        let (first, held) = (bytes.start / PAGE, hold::held(&self.object));
+        space::invalidate(&All, &self.object, held.clone());
+        self.write_back(&mut Writeback::complete(held.clone()))?;
+        space::invalidate(&All, &self.object, held);
+        let is_unused = || self.object.next_data(first).is_none();
         if !is_unused() {
             return Ok(false);
         }
@@ -347,8 +350,8 @@ impl Pages for ObjectContents {
             return Err(Errno::EIO);
         }
         let mut gone = None;
-        let is_done = store
-            .shift(bytes, shift, &mut &is_unused, &mut || gone = Some(move_from(&self.object, pages.start, new)))?;
+        let is_done =
+            store.shift(bytes, shift, &mut &is_unused, &mut || gone = Some(move_from(&self.object, first, new)))?;
         gone.inspect(|gone| space::unmap_removed(&All, &self.object, gone));
         Ok(is_done)
     }

@@ -28,12 +28,12 @@ impl<'m, A: Silicon> File<'_, 'm, A> {
         self.on.cpu.enter(&self.space).load_u64(BASE + page * self.on.page)
     }
 
-    fn invalidate(&self, pages: core::ops::Range<u64>) {
+    pub(super) fn invalidate(&self, pages: core::ops::Range<u64>) {
         invalidate(&[&self.space][..], &self.object, pages);
     }
 
     /// Writes all dirty pages. Returns their number.
-    fn write(&self) -> u64 {
+    pub(super) fn write(&self) -> u64 {
         write_back(&[&self.space][..], &self.object, &mut Writeback::start(0..u64::MAX)).unwrap();
         core::iter::from_fn(|| self.files.finish_any_write(self.on.machine)).map(|write| write.done).sum()
     }

@@ -2,9 +2,10 @@
 //! under a deterministic scheduler.
 
 use vellum::memcg::MemcgId;
-use vellum::page_cache::{Changes, ObjectError, Writeback};
+use vellum::page_cache::{Changes, Held, ObjectError, Writeback};
+use vellum::platform::Cpus;
 use vellum::reclaim::reclaim;
-use vellum::space::{MapFlags, unmap_removed, write_back};
+use vellum::space::{MapFlags, invalidate, unmap_removed, write_back};
 use vellum_sim::{Schedule, Simulated};
 
 use super::fixture::{Context, Load, PAGE, TAG, with_two_spaces};
@@ -65,14 +66,28 @@ impl Context<'_, '_> {
         }
     }
 
-    /// Reclaims pages, cuts a tail off the file behind the programs' pages, and starts and ends
-    /// writes.
+    /// Gets all pages from `first` on out of use, as a host does before it moves their bytes, if
+    /// the storage takes changes. That ends, although the programs go on.
+    fn hold(&self, first: u64) {
+        let held = Held::begin(self.object, first).expect("no page is on hold");
+        while self.changes == Changes::ToStore && self.object.next_data(first).is_some() {
+            invalidate(&self.spaces[..], self.object, held.pages());
+            self.sync(Writeback::complete(held.pages()));
+            while self.sim.hardware().files().finish_any(self.machine).is_some() {}
+            invalidate(&self.spaces[..], self.object, held.pages());
+            // An access that was under way as the hold began may map a page, or be using it.
+            self.sim.relax();
+        }
+    }
+
+    /// Reclaims pages, gets them out of use, cuts a tail off the file behind the programs' pages,
+    /// and starts and ends writes.
     fn disturb_writes(&self, seed: u64) {
         let cpu = self.sim.cpu(0);
         let dice = &mut Dice::new(derive(seed, 77));
         let end = 2 * self.load.pages;
         for _ in 0..self.load.rounds {
-            match dice.below(6) {
+            match dice.below(7) {
                 0 => _ = reclaim(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX),
                 1 => {
                     let at = BASE + end * PAGE;
@@ -91,6 +106,7 @@ impl Context<'_, '_> {
                 2 => self.sync(Writeback::start(0..u64::MAX)),
                 3 => _ = self.sim.hardware().files().finish_any(self.machine),
                 4 => _ = self.collapse(),
+                5 => self.hold(dice.below(end)),
                 _ => _ = self.sim.hardware().files().finish_any_write(self.machine),
             }
         }
