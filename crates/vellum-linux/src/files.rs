@@ -82,13 +82,18 @@ impl FileTimer {
         }
         // The kernel keeps the state of readahead by descriptor.
         let file = name.open(OFlags::empty())?;
-        let sample = match op {
+        let mut sample = match op {
             FileOp::Write | FileOp::Fsync => Sample { op: write, back: Some(back), ..Sample::default() },
             FileOp::Read | FileOp::ReadAgain | FileOp::ReadRandom => {
                 Sample { op: read(&file, case, op)?, ..Sample::default() }
             }
             FileOp::Map | FileOp::MapAgain | FileOp::Pageout | FileOp::PageoutDirty => mapped(file, case, op)?,
         };
+        if op.keeps_written_folios() {
+            let region = Region::of_file(name.open(OFlags::empty())?, case.bytes)?;
+            region.read(PAGE);
+            sample.fallback = sample.fallback.max(region.in_other_folios(case)?);
+        }
         let file = name.open(OFlags::empty())?;
         check(case.pages(), op, |number, page| read_all(&file, page.bytes_mut(), number * PAGE))?;
         Ok(sample)

@@ -2,6 +2,7 @@
 
 mod caches;
 mod file;
+mod folios;
 mod parts;
 mod smaps;
 

@@ -89,8 +89,8 @@ const METHOD: &[(&str, &str)] = &[
     (
         "folios",
         "of the file have the size of the row because the calls that write it have; for 2 MiB a huge PTE maps each. \
-         Nothing makes Linux read a file into folios of a size. A file of the engine that got smaller folios is \
-         marked; of Linux's files only 2 MiB huge can be, as nothing else shows their folios.",
+         Nothing makes Linux read a file into folios of a size. A row whose file got other folios is marked: of the \
+         engine's files, and of Linux's after operations that begin with the file in memory and leave it there.",
     ),
     (
         "floor",

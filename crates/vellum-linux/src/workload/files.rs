@@ -66,6 +66,12 @@ impl FileOp {
         matches!(self, FileOp::Read | FileOp::ReadRandom | FileOp::Map)
     }
 
+    /// Returns whether the file is in memory when the operation ends, in the folios that the calls
+    /// have given it which have written it.
+    pub fn keeps_written_folios(self) -> bool {
+        matches!(self, FileOp::Write | FileOp::Fsync | FileOp::ReadAgain | FileOp::MapAgain)
+    }
+
     /// Returns the distance of the bytes that are read through a mapping: each takes a fault, which
     /// maps the pages around it.
     pub fn step(self, case: &Case) -> u64 {
