@@ -144,7 +144,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if let Lookup::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
-        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, true)?;
+        let zero = !matches!(looked, Lookup::Page(_));
+        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, zero)?;
         if let Lookup::Page(page) = looked {
             // SAFETY: `pfn` was just allocated and has the space's page size, which is the
             // object's.
