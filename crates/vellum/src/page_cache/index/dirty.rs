@@ -6,12 +6,14 @@
 //! which the object learns nothing, and then it is dirty too.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arrayvec::ArrayVec;
 
-use super::{DIRTY, Entry, FANOUT, FRAME, Index, READING, WANTED, WRITABLE, WRITING, index_at, last_node_of, pfn_of};
-use crate::addr::Pfn;
+use super::{
+    DIRTY, Entry, FANOUT, FRAME, Index, READING, WANTED, WRITABLE, WRITING, frame_word, index_at, last_node_of, pfn_of,
+};
+use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::Frames;
 use crate::platform::{MAX_REQUEST_FOLIOS, Part, Platform};
 
@@ -122,26 +124,38 @@ impl Index {
     ) -> Dirty {
         let mut taken = Dirty::default();
         let Some(node) = self.last_node(frames, pages.start) else { return taken };
-        for page in pages {
-            let entry = node.entry(index_at(page, 0));
+        let (entries, mut at, mut count) = (node.entries(&pages), 0, 0);
+        while let Some(entry) = entries.get(at) {
             let word = entry.load(Relaxed);
-            let Some(pfn) = pfn_of(word).filter(|_| is_frame(word, DIRTY)) else { continue };
-            if word & WRITING != 0 {
+            let is_dirty = |pfn: &Pfn| word & !(WRITING | WRITABLE | WANTED) == frame_word(*pfn) | DIRTY;
+            let Some(pfn) = pfn_of(word).filter(is_dirty) else {
+                at += 1;
+                continue;
+            };
+            if word & WRITING != 0 || taken.parts.is_full() || !may_take(pfn) {
                 break;
             }
-            let last = taken.parts.last_mut().filter(|part| continues(part, frames, page, pfn, step));
-            if let Some(part) = last {
-                part.pages += 1;
-            } else if taken.parts.is_full() || !may_take(pfn) {
-                break;
-            } else {
-                taken.parts.push(Part { page, pfn, pages: 1 });
-            }
-            taken.writable |= word & WRITABLE != 0;
-            entry.store(word & !(DIRTY | WRITABLE) | WRITING, Relaxed);
-            self.counts.dirty -= 1;
-            self.counts.writing += 1;
+            let (head, frame) = frames.head(pfn);
+            let in_folio = ((head.0 + (1 << frame.order()) - pfn.0) / step) as usize;
+            let (mut next, mut seen) = (frame_word(pfn) | DIRTY, 0);
+            let take = |entry: &&AtomicU64| {
+                let word = entry.load(Relaxed);
+                let is_next = word & !(WRITABLE | WANTED) == next;
+                if is_next {
+                    seen |= word;
+                    entry.store(word & !(DIRTY | WRITABLE) | WRITING, Relaxed);
+                    next += u64::from(step) << FRAME_SHIFT;
+                }
+                is_next
+            };
+            let len = entries[at..].iter().take(in_folio).take_while(take).count();
+            taken.parts.push(Part { page: pages.start + at as u64, pfn, pages: len as u32 });
+            taken.writable |= seen & WRITABLE != 0;
+            count += len as u64;
+            at += len;
         }
+        self.counts.dirty -= count;
+        self.counts.writing += count;
         taken
     }
 
@@ -158,11 +172,6 @@ impl Index {
         });
         self.counts.writing -= ended;
     }
-}
-
-/// Returns whether the next page of the file, in frame `pfn`, follows a part in its folio.
-fn continues<P: Platform>(part: &Part, frames: &Frames<'_, P>, page: u64, pfn: Pfn, step: u32) -> bool {
-    page == part.range().end && pfn == part.pfn.add(part.pages * step) && frames.head(pfn).0 == frames.head(part.pfn).0
 }
 
 /// Returns whether an entry has a frame number and this bit.
