@@ -132,12 +132,15 @@ impl Index {
                 at += 1;
                 continue;
             };
-            if word & WRITING != 0 || taken.parts.is_full() || !may_take(pfn) {
+            if word & WRITING != 0 {
+                break;
+            }
+            if taken.parts.is_full() || !may_take(pfn) {
                 break;
             }
             let (head, frame) = frames.head(pfn);
             let in_folio = ((head.0 + (1 << frame.order()) - pfn.0) / step) as usize;
-            let (mut next, mut seen) = (frame_word(pfn) | DIRTY, 0);
+            let (mut next, mut seen) = (word & !(WRITABLE | WANTED), 0);
             let take = |entry: &&AtomicU64| {
                 let word = entry.load(Relaxed);
                 let is_next = word & !(WRITABLE | WANTED) == next;
