@@ -49,7 +49,7 @@
 //! | `mappers` | the spaces that map the object |
 //! | `mapping` | finds a folio's object; lists objects that may have swapped-out pages |
 //! | `page` | a reference to a page |
-//! | `survey` | walks the index for an audit |
+//! | `survey` | walks the index for an audit, or to count pages |
 //! | `error` | errors |
 
 mod collapse;

@@ -1,9 +1,10 @@
-//! Walks an object's index and reads its counters, for an audit.
+//! Walks an object's index and reads its counters, for an audit; counts the pages of a range.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::index::Entry;
-use super::{DENIED, Object, mapping};
+use super::{DENIED, Object, PageCounts, mapping};
 use crate::addr::Pfn;
 use crate::platform::{Platform, SpaceId};
 
@@ -46,6 +47,30 @@ pub(crate) enum PageLocation {
         /// The page's first slot.
         slot: u32,
     },
+}
+
+impl PageCounts {
+    /// Counts those of `pages` that an object has (Linux: `cachestat`). Takes the object's lock for
+    /// one node of the index at a time, so pages that come or go meanwhile count or not.
+    pub fn of<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) -> Self {
+        let (mut counts, mut from) = (PageCounts::default(), pages.start);
+        let mut add = |page: u64, entry: Entry, state: PageState| {
+            if page < pages.end {
+                let is_resident = entry.frame().is_some();
+                counts.resident += u64::from(is_resident);
+                counts.swapped += u64::from(!is_resident);
+                counts.dirty += u64::from(state.is_dirty);
+                counts.writing += u64::from(state.is_writing);
+            }
+        };
+        while from < pages.end {
+            let next = object.lock().index.survey(object.machine.frames(), from, &mut |_| (), &mut add);
+            let Some(next) = next else { break };
+            from = next;
+            object.machine.platform().resched();
+        }
+        counts
+    }
 }
 
 /// The view of an object for an audit, which compares the object's counts with its own.

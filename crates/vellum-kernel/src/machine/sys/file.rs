@@ -14,6 +14,7 @@ use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
+use vellum::page_cache::PageCounts;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::table::Slot;
@@ -235,7 +236,7 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     done.map(|n| n as u64)
 }
 
-/// Implements `cachestat`: counts the pages of a file range that are in memory.
+/// Implements `cachestat`: counts the pages of a file range that are in memory, by their states.
 pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64) -> Answer {
     let open = open_of(thread, fd)?;
     let memory = thread.memory();
@@ -247,18 +248,20 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     let both = u128::from_le_bytes(bytes);
     let (start, len) = (both as u64, (both >> 64) as u64);
     let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
-    let mut found = abi::cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
     if open.file().is_err_and(|error| error == Errno::EBADF) {
         return Err(Errno::EBADF);
     }
     // A directory has no pages, and so none in memory.
-    if let Some(object) = object_of(&open) {
-        let (mut at, end) = (start / FRAME_SIZE, end.div_ceil(FRAME_SIZE));
-        while let Some(page) = object.next_data(at).filter(|page| *page < end) {
-            at = object.next_hole(page).min(end);
-            found.nr_cache += at - page;
-        }
-    }
+    let count = |object| PageCounts::of(&object, start / FRAME_SIZE..end.div_ceil(FRAME_SIZE));
+    let counts = object_of(&open).map(count).unwrap_or_default();
+    // Pages that were dropped are remembered by a part of their place, and not counted here.
+    let found = abi::cachestat {
+        nr_cache: counts.resident,
+        nr_dirty: counts.dirty,
+        nr_writeback: counts.writing,
+        nr_evicted: counts.swapped,
+        nr_recently_evicted: 0,
+    };
     uaccess::write(&memory, to, uaccess::bytes_of(&found))?;
     Ok(0)
 }
