@@ -340,7 +340,11 @@ impl Pages for ObjectContents {
         // the caller has put these pages on hold. What is unmapped stays clean once it was written.
         let (first, held) = (bytes.start / PAGE, hold::held(&self.object));
         space::invalidate(&All, &self.object, held.clone());
-        self.write_back(&mut Writeback::complete(held.clone()))?;
+        match space::write_back(&All, &self.object, &mut Writeback::complete(held.clone())) {
+            // A wait for the page would be one for the end of the hold as well.
+            Err(ObjectError::Pending(_)) => return Ok(false),
+            written => written.map_err(errno)?,
+        }
         space::invalidate(&All, &self.object, held);
         let is_unused = || self.object.next_data(first).is_none();
         if !is_unused() {

@@ -1,7 +1,7 @@
 //! Files whose pages programs and the host change: dirty pages, their way to the storage, and
 //! writes that fail (INV-22).
 
-use vellum::page_cache::{ObjectError, WriteErrors, Writeback};
+use vellum::page_cache::{ObjectError, PageCounts, WriteErrors, Writeback};
 use vellum::space::{FaultError, MapFlags, MapRequest, unmap_removed, write_back};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -106,8 +106,14 @@ fn marks<A: Silicon>(arch: A) {
         file.store(6, 3);
         file.store(20, 4);
         assert_eq!(file.dirty(), (3, 0));
+        let in_range = |pages| {
+            let counts = PageCounts::of(&file.object, pages);
+            (counts.resident, counts.dirty, counts.writing)
+        };
+        assert_eq!([in_range(5..7), in_range(6..20), in_range(7..10)], [(2, 2, 0), (14, 1, 0), (3, 0, 0)]);
         file.start();
         assert_eq!(file.dirty(), (0, 3));
+        assert_eq!((in_range(0..u64::MAX).2, in_range(6..u64::MAX).2, in_range(20..20)), (3, 2, (0, 0, 0)));
         assert_eq!(file.finish_writes(), (3, 2), "pages 5 and 6 are one request");
         assert_eq!([5, 6, 20].map(|page| file.stored(page)), [2, 3, 4]);
     });
