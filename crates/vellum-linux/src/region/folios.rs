@@ -10,10 +10,11 @@ use crate::workload::case::{Case, PAGE};
 const PAGEMAP: &str = "/proc/self/pagemap";
 
 impl Region {
-    /// Returns the share of its mapped pages that are in folios of another size than the case's.
+    /// Returns the share of its pages, 0 to 1, that are not mapped, or in folios of another size
+    /// than the case's.
     ///
     /// # Errors
-    /// Linux tells this user nothing about frames.
+    /// Linux tells this user nothing about frames, or a system call failed.
     pub fn in_other_folios(&self, case: &Case) -> Result<f64, Skip> {
         let myself = Process::myself().map_err(|error| Skip::system(PAGEMAP, error))?;
         let frames = Frames::open(&myself).map_err(|error| Skip::system(PAGEMAP, error))?;
@@ -22,7 +23,7 @@ impl Region {
         let all = vellum_pagemap::Region { start, end: start + self.len as u64, categories: Categories::PRESENT };
         frames.add(&all, PAGE, &mut stats, &mut |_, _, _| ()).map_err(|error| Skip::system(PAGEMAP, error))?;
         let these = stats.by_order[case.pages_per_folio().ilog2() as usize];
-        Ok((stats.pages - these) as f64 / stats.pages.max(1) as f64)
+        Ok(1.0 - these as f64 / (self.len as u64 / PAGE) as f64)
     }
 }
 
