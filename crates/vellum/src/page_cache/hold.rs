@@ -19,28 +19,23 @@ pub struct Held<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> Held<'m, P> {
-    /// Puts the pages from `page` on on hold, and those before it that can share a folio with it:
+    /// Puts a page and all behind it on hold, and those before it that can share a folio with it:
     /// the use of one page of a folio keeps all others in memory. Returns `None` if pages of the
-    /// object are on hold already. Takes the object's lock.
+    /// object are on hold already, or the object has no store. Takes the object's lock.
     pub fn begin(object: &Object<'m, P>, page: u64) -> Option<Self> {
         let first = Collapses(object).block(page).start;
         let mut state = object.lock();
-        let is_free = state.held_from == u64::MAX;
-        if is_free {
-            state.held_from = first;
+        if object.head().store.is_none() || state.held_from != u64::MAX {
+            return None;
         }
+        state.held_from = first;
         drop(state);
-        is_free.then(|| Held { object: object.clone(), first })
+        Some(Held { object: object.clone(), first })
     }
 
     /// Returns the pages, by their numbers.
     pub fn pages(&self) -> Range<u64> {
         self.first..u64::MAX
-    }
-
-    /// Returns the pages of an object that are on hold, by their numbers.
-    pub fn of(object: &Object<'m, P>) -> Range<u64> {
-        object.lock().held_from..u64::MAX
     }
 
     /// Returns true if a task that waits for this page waits for this value.

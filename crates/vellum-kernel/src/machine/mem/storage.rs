@@ -137,8 +137,9 @@ pub async fn room() {
     ROOM.wait_until(|| (REQUESTS.lock().queued.len() < MOST_QUEUED).then_some(())).await;
 }
 
-/// Registers pages that the caller fills, so that tasks can wait for them until they have
-/// [`ended`]: the object's number, the first page, and the one after the last.
+/// Registers pages that the caller fills, or has on hold, so that tasks can wait for them until
+/// they have [`ended`]: the object's number, the first page, and the one after the last, which is
+/// `u64::MAX` for a hold alone.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -186,10 +187,13 @@ impl Requests {
         self.has_task && self.queued.try_reserve(1).is_ok() && self.begun.try_reserve(1).is_ok()
     }
 
-    /// Returns whether a request under way has the page.
-    fn has(&self, page: PendingPage) -> bool {
+    /// Returns whether a request under way has the page, or, with `holds`, a hold.
+    fn has(&self, page: PendingPage, holds: bool) -> bool {
         let is_in = |(serial, first, end): (u64, u64, u64)| serial == page.object && (first..end).contains(&page.page);
-        self.begun.iter().copied().any(is_in) || self.queued.iter().any(|(_, request)| is_in(request.pages()))
+        // A hold alone has no end.
+        let counts = |(_, _, end): &(u64, u64, u64)| holds || *end != u64::MAX;
+        self.begun.iter().copied().filter(counts).any(is_in)
+            || self.queued.iter().any(|(_, request)| is_in(request.pages()))
     }
 }
 
@@ -211,14 +215,22 @@ struct Waiting {
     waker: Waker,
 }
 
-/// Waits until the request with a page has ended. Returns at once if none has it.
+/// Waits until the request with a page has ended, or the hold of the page. Returns at once if there
+/// is none.
 pub fn wait(page: PendingPage) -> Wait {
-    Wait { page, number: None }
+    Wait { page, holds: true, number: None }
+}
+
+/// Waits until the request with a page has ended. Returns at once if none has it. For a task that
+/// may have the page on hold itself.
+pub fn wait_for_request(page: PendingPage) -> Wait {
+    Wait { page, holds: false, number: None }
 }
 
 /// The future that [`wait`] returns. Dropping it ends the wait.
 pub struct Wait {
     page: PendingPage,
+    holds: bool,
     number: Option<u64>,
 }
 
@@ -228,7 +240,7 @@ impl Future for Wait {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
         let mut requests = REQUESTS.lock();
         let Some(number) = self.number else {
-            if !requests.has(self.page) || requests.waiting.try_reserve(1).is_err() {
+            if !requests.has(self.page, self.holds) || requests.waiting.try_reserve(1).is_err() {
                 return Poll::Ready(Outcome::Again);
             }
             let number = requests.next_number;

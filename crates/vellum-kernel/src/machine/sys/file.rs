@@ -12,6 +12,7 @@ use crate::mem::{Object, uaccess};
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
+use core::pin::pin;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::PageCounts;
@@ -191,12 +192,15 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     }
     // The file's write lock is held across the pieces, so that no write comes between them.
     let _guard = thread.killable(open.lock_writes()).await?;
-    // Programs wait for the pages that lose their bytes, so that these get out of use.
-    let moving = object_of(&open).filter(|_| mode & SHIFTS != 0);
-    let _held = moving.map(|object| Held::new(&object, offset / FRAME_SIZE)).transpose()?;
     let mut done = 0;
+    let mut allocate = || open.allocate(mode as u32, offset as i64, len as i64, &mut done);
+    if mode & SHIFTS != 0
+        && let Some(object) = object_of(&open)
+    {
+        return shift(thread, &object, offset / FRAME_SIZE, allocate).await.map(|()| 0);
+    }
     let piece = || {
-        while !open.allocate(mode as u32, offset as i64, len as i64, &mut done)? {
+        while !allocate()? {
             if !may_go_on(thread) {
                 return Ok(false);
             }
@@ -204,6 +208,38 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
         Ok(true)
     };
     by_pieces(thread, piece).await.map(|()| 0)
+}
+
+/// Calls `allocate` until it has moved the bytes of a file from page `first` on, whose object this
+/// is: until no page that loses its bytes is in memory. Programs wait for these pages meanwhile.
+///
+/// # Errors
+///
+/// Those of `allocate`, and of [`Held::new`]. `EINTR`: the thread is being killed.
+async fn shift(
+    thread: &Arc<Thread>,
+    object: &Object,
+    first: u64,
+    mut allocate: impl FnMut() -> Result<bool, Errno>,
+) -> Result<(), Errno> {
+    let mut held = None;
+    loop {
+        let mut is_done = false;
+        let piece = || {
+            is_done = allocate()?;
+            Ok(true)
+        };
+        by_pieces(thread, piece).await?;
+        if is_done {
+            return Ok(());
+        }
+        // The call is known to be right.
+        let pages = match &mut held {
+            Some(pages) => pages,
+            none => none.insert(Held::new(object, first)?),
+        };
+        thread.killable(pin!(pages.empty())).await?;
+    }
 }
 
 /// Implements `getdents64`.
@@ -254,7 +290,7 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     // A directory has no pages, and so none in memory.
     let count = |object| PageCounts::of(&object, start / FRAME_SIZE..end.div_ceil(FRAME_SIZE));
     let counts = object_of(&open).map(count).unwrap_or_default();
-    // Pages that were dropped are remembered by a part of their place, and not counted here.
+    // Of pages that were dropped, those that the swap has are known.
     let found = abi::cachestat {
         nr_cache: counts.resident,
         nr_dirty: counts.dirty,

@@ -100,7 +100,7 @@ pub trait Pages: Send + Sync {
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno>;
 
     /// Moves all bytes behind the start of a range by its length. Returns false, with nothing
-    /// changed, if the caller is to try again.
+    /// changed, if a page with such bytes is in memory: the caller has it dropped, and tries again.
     ///
     /// # Errors
     /// `EOPNOTSUPP`; `EINVAL`: the range is not whole blocks, or reaches to the end of the file or,

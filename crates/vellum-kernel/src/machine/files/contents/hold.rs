@@ -1,36 +1,45 @@
 //! Pages on hold while their bytes move in the file.
 
+use super::sync::complete;
 use crate::mem::Object;
 use crate::mem::platform::Host;
+use crate::mem::spaces::All;
 use crate::mem::storage::{begin, ended};
-use core::ops::Range;
-use vellum::page_cache;
+use crate::task::executor;
+use vellum::{page_cache, space};
 use vellum_kernel::errno::Errno;
 
 /// The pages of a file from some page on, for which tasks wait until this is dropped.
 pub struct Held {
+    object: Object,
     held: Option<page_cache::Held<'static, Host>>,
     pages: (u64, u64, u64),
 }
 
 impl Held {
-    /// Puts the pages from `page` on on hold. The caller holds the file's write lock.
+    /// Puts a page and all behind it on hold. The caller holds the file's write lock.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    ///
+    /// `EOPNOTSUPP`: the file has no store. `ENOMEM`.
     pub fn new(object: &Object, page: u64) -> Result<Self, Errno> {
-        let held = page_cache::Held::begin(object, page);
+        let held = page_cache::Held::begin(object, page).ok_or(Errno::EOPNOTSUPP)?;
         // A task that has found a page on hold before this looks again at once.
-        let first = held.as_ref().map_or(u64::MAX, |held| held.pages().start);
-        let pages = (object.serial(), first, u64::MAX);
+        let pages = (object.serial(), held.pages().start, held.pages().end);
         begin(pages)?;
-        Ok(Held { held, pages })
+        Ok(Held { object: object.clone(), held: Some(held), pages })
     }
-}
 
-/// Returns the pages of an object that are on hold, by their numbers.
-pub fn held(object: &Object) -> Range<u64> {
-    page_cache::Held::of(object)
+    /// Gets the pages out of memory, but for those that an access uses which was under way when the
+    /// hold began: unmaps them, so that they stay clean once they are written, and drops them.
+    pub async fn empty(&self) {
+        // Such an access ends.
+        executor::yield_now().await;
+        let pages = self.pages.1..self.pages.2;
+        space::invalidate(&All, &self.object, pages.clone());
+        complete(&self.object, pages.clone()).await;
+        space::invalidate(&All, &self.object, pages);
+    }
 }
 
 impl Drop for Held {

@@ -33,7 +33,7 @@ use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::Refused;
-use vellum::page_cache::{Changes, ObjectError, PageCounts, Writeback, drop_clean, move_from};
+use vellum::page_cache::{Changes, ObjectError, PageCounts, drop_clean, move_from};
 use vellum::space;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
@@ -336,16 +336,8 @@ impl Pages for ObjectContents {
         if new > i64::MAX as u64 {
             return Err(Errno::EFBIG);
         }
-        // No page that may have bytes which move is in memory then. None comes, or is mapped anew:
-        // the caller has put these pages on hold. What is unmapped stays clean once it was written.
-        let (first, held) = (bytes.start / PAGE, hold::held(&self.object));
-        space::invalidate(&All, &self.object, held.clone());
-        match space::write_back(&All, &self.object, &mut Writeback::complete(held.clone())) {
-            // A wait for the page would be one for the end of the hold as well.
-            Err(ObjectError::Pending(_)) => return Ok(false),
-            written => written.map_err(errno)?,
-        }
-        space::invalidate(&All, &self.object, held);
+        // No page with bytes that move may be in memory, or be being read.
+        let first = bytes.start / PAGE;
         let is_unused = || self.object.next_data(first).is_none();
         if !is_unused() {
             return Ok(false);

@@ -2,7 +2,7 @@
 
 use super::{ObjectContents, Opener, PAGE, errno};
 use crate::mem::spaces::All;
-use crate::mem::{machine, storage};
+use crate::mem::{Object, machine, storage};
 use crate::task::executor;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -11,6 +11,19 @@ use vellum::page_cache::{ObjectError, Writeback};
 use vellum::space;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
+
+/// Has dirty pages of an object written, and waits for these writes.
+pub(super) async fn complete(object: &Object, pages: Range<u64>) {
+    let mut pass = Writeback::complete(pages);
+    loop {
+        match space::write_back(&All, object, &mut pass) {
+            Ok(()) => return,
+            Err(ObjectError::Pending(page)) => drop(storage::wait_for_request(page).await),
+            // Other tasks free memory meanwhile.
+            Err(_) => executor::yield_now().await,
+        }
+    }
+}
 
 impl ObjectContents {
     /// Has dirty pages written ([`Writeback`]), and goes on where an earlier call of the same pass
@@ -61,15 +74,7 @@ impl ObjectContents {
     /// Has all dirty pages written, and waits. It is for tasks of the kernel, which no signal
     /// interrupts.
     pub async fn write_all(&self) {
-        let mut pass = Writeback::complete(0..u64::MAX);
-        loop {
-            match space::write_back(&All, &self.object, &mut pass) {
-                Ok(()) => break,
-                Err(ObjectError::Pending(page)) => drop(storage::wait(page).await),
-                // Other tasks free memory meanwhile.
-                Err(_) => executor::yield_now().await,
-            }
-        }
+        complete(&self.object, 0..u64::MAX).await;
         // Only `fsync` reports errors.
         let _ = self.keep_size();
     }
