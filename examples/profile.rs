@@ -69,7 +69,7 @@ fn run_file(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<
     let cpu = host.cpu(0);
     let machine = Machine::boot(&host, Default::default())?;
     machine.policy().set_global(Knob::Always);
-    machine.policy().set_prealloc_orders(((2 * folio / PAGE) - 1) as u32);
+    machine.policy().set_file_orders(((2 * folio / PAGE) - 1) as u32);
     let arch = X86_64::four_levels();
     let object = Object::with_store(&machine, &arch, MemcgId::ROOT, 1, len, Changes::ToStore)?;
     let (space, mut opener) =

@@ -71,6 +71,7 @@ mod page_cache {
         mod strict;
     }
     mod store {
+        mod around;
         mod fixture;
         mod hold;
         mod huge;

@@ -93,8 +93,6 @@ pub enum Advice {
 
 /// All orders that folios of page-cache objects may have, as a bit set.
 const ALL_ORDERS: u32 = (2 << HUGE_ORDER) - 1;
-/// The default order of preallocated folios: 64 KiB.
-const PREALLOC_ORDER: u8 = 4;
 
 /// The settings of all orders, by default Linux's: 2 MiB inherits the machine-wide setting
 /// `madvise`, other sizes are never used.
@@ -116,8 +114,9 @@ pub struct FolioPolicy {
     cont_blocks: AtomicBool,
     /// The settings of shared memory.
     shmem: ShmemPolicy,
-    /// The orders of preallocated folios of page-cache objects, as a bit set.
-    prealloc_orders: AtomicU32,
+    /// The orders of folios that fit into what is read or written of a page-cache object, as a bit
+    /// set.
+    file_orders: AtomicU32,
 }
 
 impl Default for FolioPolicy {
@@ -129,7 +128,7 @@ impl Default for FolioPolicy {
             defrag: AtomicU8::new(Defrag::default() as u8),
             cont_blocks: AtomicBool::new(true),
             shmem: ShmemPolicy::default(),
-            prealloc_orders: AtomicU32::new(1 << PREALLOC_ORDER),
+            file_orders: AtomicU32::new(ALL_ORDERS),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -188,17 +187,18 @@ impl FolioPolicy {
         &self.shmem
     }
 
-    /// Returns the orders, as a bit set, of the folios that
-    /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts, besides single pages,
-    /// where a whole folio lies within the range of the call; 64 KiB by default. A program's text
-    /// then is in folios that a cont block maps (Linux: `exec_folio_order`).
-    pub fn prealloc_orders(&self) -> u32 {
-        self.prealloc_orders.load(Relaxed)
+    /// Returns the orders, as a bit set, of the folios that reads, writes of whole pages and
+    /// [`Object::allocate`](crate::page_cache::Object::allocate) insert, besides single pages,
+    /// where a whole folio lies within the pages that are read or written together; by default all
+    /// orders up to [`HUGE_ORDER`] (Linux: `mapping_set_large_folios`). So readahead and a
+    /// program's text are in folios that a cont block maps.
+    pub fn file_orders(&self) -> u32 {
+        self.file_orders.load(Relaxed)
     }
 
-    /// Sets what [`FolioPolicy::prealloc_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
-    pub fn set_prealloc_orders(&self, orders: u32) {
-        self.prealloc_orders.store(orders & ALL_ORDERS, Relaxed);
+    /// Sets what [`FolioPolicy::file_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
+    pub fn set_file_orders(&self, orders: u32) {
+        self.file_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
     /// Sets whether spaces created from now on map cont blocks, which a TLB may cache as one

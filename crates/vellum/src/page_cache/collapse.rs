@@ -151,7 +151,7 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         let mut state = object.lock();
         let inserted = state.index.end_copy(frames, block.clone(), old, (to, step));
         if inserted.is_some() {
-            mapping::set_object(frames.frame(to), object.at, block.start);
+            mapping::set_object(frames.frame(to), object, block.start);
             folios_of(frames, &sorted).for_each(|(_, frame, _)| mapping::clear_object(frame));
         }
         drop(state);

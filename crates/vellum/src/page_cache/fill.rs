@@ -6,9 +6,10 @@
 //! insertion does not need are freed again.
 
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::index::{self, Entry, MAX_NODES};
-use super::read::Reads;
+use super::read::{Hints, Reads};
 use super::{Head, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::policy::{Advice, ShmemFolios, ShmemOrders};
@@ -37,8 +38,8 @@ pub(super) struct FolioLimits {
     orders: u32,
     /// The orders by the settings of shared memory.
     shmem: ShmemOrders,
-    /// The advice of the VMA, which counts for reads.
-    advice: Advice,
+    /// The advice about the VMA, which counts for reads.
+    hints: Hints,
 }
 
 /// Returns the orders of the folios that may be inserted into an object without a store, by the
@@ -50,10 +51,17 @@ pub(crate) fn shmem_orders<P: Platform>(object: &Object<'_, P>, advice: Advice) 
     }
 }
 
+/// Returns the largest order of a folio that a fault in a VMA with this advice may find in an
+/// object, or insert there. Only a hint, as another CPU may insert a larger one.
+pub(crate) fn largest_order<P: Platform>(object: &Object<'_, P>, advice: Advice) -> u8 {
+    let inserted = shmem_orders(object, advice).any().checked_ilog2().unwrap_or(0);
+    object.head().largest_folio.load(Relaxed).max(inserted as u8)
+}
+
 impl FolioLimits {
     /// Returns limits that allow the folios of [`shmem_orders`].
-    pub(super) fn new<P: Platform>(object: &Object<'_, P>, advice: Advice) -> Self {
-        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, advice), advice }
+    pub(super) fn new<P: Platform>(object: &Object<'_, P>, hints: Hints) -> Self {
+        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, hints.folios), hints }
     }
 
     /// Returns the largest of the orders.
@@ -237,7 +245,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// As for [`Object::page`].
     pub fn pages(&self, pages: Range<u64>) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
-        match self.lookup_within_size(MAX_SIZE, pages, self.memcg())? {
+        match self.lookup_within_size(MAX_SIZE, pages, Hints::default(), self.memcg())? {
             Lookup::Page(page) => Ok(Some(page)),
             Lookup::Hole | Lookup::BeyondEnd => Ok(None),
         }
@@ -255,15 +263,15 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pin_memcg(memcg)?;
         // SAFETY: `with_page` passes a page in the index of the locked object.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, 1 << self.page_order()) };
-        let page = self.with_page(page, memcg, false, FolioLimits::new(self, Advice::None), |_, pfn| get(pfn))?;
+        let page = self.with_page(page, memcg, false, FolioLimits::new(self, Hints::default()), |_, pfn| get(pfn))?;
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
     /// Inserts all missing pages in a range of bytes, in large folios where these fit into the
-    /// range ([`FolioPolicy::prealloc_orders`]): Linux's `fallocate` with `FALLOC_FL_KEEP_SIZE`. A
+    /// range ([`FolioPolicy::file_orders`]): Linux's `fallocate` with `FALLOC_FL_KEEP_SIZE`. A
     /// host also calls it before it fills a file with data. The size does not change.
     ///
-    /// [`FolioPolicy::prealloc_orders`]: crate::frame::policy::FolioPolicy::prealloc_orders
+    /// [`FolioPolicy::file_orders`]: crate::frame::policy::FolioPolicy::file_orders
     ///
     /// # Errors
     /// As for [`Object::page_or_new`]. Some pages may have been inserted then; they read as zeros,
@@ -279,8 +287,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let first = bytes.start >> shift;
-        let orders = self.machine.policy().prealloc_orders();
-        let limits = FolioLimits { pages: first..end, orders, ..FolioLimits::new(self, Advice::None) };
+        let orders = self.machine.policy().file_orders();
+        let limits = FolioLimits { pages: first..end, orders, ..FolioLimits::new(self, Hints::default()) };
         let mut page = first;
         while page < end {
             let step = self.head().page_order;
@@ -301,13 +309,19 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// As for [`Object::page`].
-    pub(crate) fn lookup(&self, page: u64, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
-        self.lookup_within_size(0, page..page + 1, memcg)
+    pub(crate) fn lookup(&self, page: u64, hints: Hints, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+        self.lookup_within_size(0, page..page + 1, hints, memcg)
     }
 
     /// Looks up the first of `pages`, with the others that follow it in its folio, as if the
     /// object's size were at least `size` bytes.
-    fn lookup_within_size(&self, size: u64, pages: Range<u64>, memcg: MemcgId) -> Result<Lookup<'m, P>, ObjectError> {
+    fn lookup_within_size(
+        &self,
+        size: u64,
+        pages: Range<u64>,
+        hints: Hints,
+        memcg: MemcgId,
+    ) -> Result<Lookup<'m, P>, ObjectError> {
         let page = pages.start;
         let mut retries = Retries::new(&self.head().gate);
         loop {
@@ -319,7 +333,7 @@ impl<'m, P: Platform> Object<'m, P> {
             match state.index.find(self.machine.frames(), page) {
                 None if self.head().is_stored(&state, page) => {
                     drop(state);
-                    Reads(self).start(page, Advice::None, memcg, &mut retries)?;
+                    Reads(self).start(page, hints, memcg, &mut retries)?;
                     continue;
                 }
                 None => return Ok(Lookup::Hole),
@@ -414,7 +428,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Entry::Reading(_)) => return Err(Reads(self).wait_for(&state, page)),
                 None if self.head().is_stored(&state, page) => {
                     drop(state);
-                    Reads(self).start(page, limits.advice, memcg, &mut retries)?;
+                    Reads(self).start(page, limits.hints, memcg, &mut retries)?;
                     continue;
                 }
                 None => {}
@@ -430,7 +444,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 let first = page & !(pages - 1);
                 let entries = (Entry::Resident(pfn), 1 << page_order);
                 state.index.insert(frames, first..first + pages, entries, || spare.take());
-                mapping::set_object(frames.frame(pfn), self.at, first);
+                mapping::set_object(frames.frame(pfn), self, first);
                 machine.count(self.head().pages_counter(), 1 << order);
                 return Ok(Some(found(&state, pfn.add(((page - first) as u32) << page_order))));
             }

@@ -6,10 +6,10 @@ use arrayvec::ArrayVec;
 
 use super::fill::FolioLimits;
 use super::index::Entry;
+use super::read::Hints;
 use super::{LockedState, Object, ObjectError};
 use crate::addr::Pfn;
 use crate::frame::TooManyReferences;
-use crate::frame::policy::Advice;
 use crate::memcg::MemcgId;
 use crate::platform::Platform;
 
@@ -98,11 +98,11 @@ impl<P: Platform> Object<'_, P> {
         &self,
         page: u64,
         (window, around): (Range<u64>, Range<u64>),
-        advice: Advice,
+        hints: Hints,
         memcg: MemcgId,
     ) -> Result<Option<PagesToMap>, ObjectError> {
         let mut found = PagesToMap { first: page, runs: ArrayVec::new() };
-        let got = self.with_page(page, memcg, true, FolioLimits::new(self, advice), |state, pfn| {
+        let got = self.with_page(page, memcg, true, FolioLimits::new(self, hints), |state, pfn| {
             find_around(self, (page, pfn), (&window, &around), state, &mut found);
             // The descriptors of folios that lie apart are fetched side by side.
             found.runs.iter().skip(1).for_each(|run| self.machine.frames().prefetch(run.pfn));

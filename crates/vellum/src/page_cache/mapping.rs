@@ -23,9 +23,14 @@ use crate::platform::Platform;
 /// object's page with which the folio begins.
 ///
 /// Only the low 32 bits of the page number are kept. So from a folio beyond 16 TiB in its object,
-/// its page in the object can't be found, and the folio is never swapped out.
-pub(super) fn set_object(frame: &Frame, object: Pfn, page: u64) {
-    frame.set_data(u64::from(object.0) << 32 | page & u64::from(u32::MAX));
+/// its page in the object can't be found, and the folio is never swapped out. The caller holds the
+/// object's lock.
+pub(super) fn set_object<P: Platform>(frame: &Frame, object: &Object<'_, P>, page: u64) {
+    let largest = &object.head().largest_folio;
+    if largest.load(Relaxed) < frame.order() {
+        largest.store(frame.order(), Relaxed);
+    }
+    frame.set_data(u64::from(object.at.0) << 32 | page & u64::from(u32::MAX));
 }
 
 /// Removes the object from a folio's descriptor.

@@ -82,7 +82,8 @@ pub(crate) use map::AROUND_ORDER;
 pub(crate) use mapping::{belongs_to_object, folio_index};
 pub use overwrite::Overwrite;
 pub use page::ObjectPage;
-pub use read::{Expected, Readahead, finish_read};
+pub(crate) use read::Hints;
+pub use read::{Readahead, finish_read};
 pub(crate) use refs::{Orphans, get_backing, get_backing_in, put_backing};
 pub(crate) use remove::remove_clean;
 pub use remove::{RemovedPages, move_from};
@@ -91,7 +92,7 @@ pub(crate) use swap_in::ExistingPage;
 pub(crate) use write::{WriteBatch, Writes};
 pub use write::{WriteErrors, Writeback, finish_write};
 
-pub(crate) use fill::{Lookup, shmem_orders};
+pub(crate) use fill::{Lookup, largest_order};
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
@@ -147,8 +148,12 @@ struct Head {
     page_order: u8,
     /// The settings that decide the sizes of folios, if there is no store ([`ShmemFolios`]).
     folios: AtomicU8,
+    /// log2 of the number of frames of the largest folio that the object has had.
+    largest_folio: AtomicU8,
     /// Where changed pages go, if the host's storage has the contents of missing pages.
     store: Option<Changes>,
+    /// The page at which the last read that failed ended; `u64::MAX` if none has.
+    failed_read: AtomicU64,
     /// The record of writes that failed.
     write_errors: ErrorRecord,
     /// The object's number, unique on the machine.
@@ -262,7 +267,9 @@ impl<'m, P: Platform> Object<'m, P> {
             memcg,
             page_order: arch.page_order(),
             folios: AtomicU8::new(ShmemFolios::default().encode()),
+            largest_folio: AtomicU8::new(arch.page_order()),
             store,
+            failed_read: AtomicU64::new(u64::MAX),
             write_errors: ErrorRecord::default(),
             serial: machine.next_serial(),
             tag,

@@ -7,19 +7,22 @@
 //! meanwhile stays removed; the request's own reference keeps its frame for the device.
 
 mod readahead;
+mod window;
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-pub use readahead::{Expected, Readahead};
+pub use readahead::Readahead;
+pub(crate) use window::Hints;
 
 use readahead::NewlyUsed;
 
 use super::fill::{NewFolio, SpareNodes};
 use super::index::{Entry, FANOUT, FreedNodes, NextHole, last_node_of};
-use super::{LockedState, MAX_SIZE, Object, ObjectError, mapping, remove};
+use super::{LockedState, MAX_SIZE, Object, ObjectError, head, mapping, remove};
 use crate::addr::Pfn;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, flag};
@@ -28,11 +31,6 @@ use crate::memcg::{DirtyChange, LruList, MemcgId};
 use crate::platform::{Event, MAX_REQUEST_FOLIOS, Platform, ReadRequest, trace};
 use crate::stats::Counter;
 use crate::sync::Retries;
-
-/// log2 of the number of pages that are read together, in a naturally aligned block.
-const WINDOW_ORDER: u32 = 4;
-
-const _: () = assert!(1 << WINDOW_ORDER <= MAX_REQUEST_FOLIOS);
 
 impl<'m, P: Platform> Object<'m, P> {
     /// Records an access of an opener to `pages`, which it reads next, and has the host read those
@@ -66,6 +64,14 @@ impl<'m, P: Platform> Object<'m, P> {
 /// The request came from this machine. The pages that were read have their contents, and no
 /// device writes to the request's frames any more.
 pub unsafe fn finish_read<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadRequest, read: u64) {
+    // SAFETY: the request has a reference to the object.
+    let failed = unsafe { &head(machine, request.object).failed_read };
+    let pages = request.pages();
+    if read < pages.end - pages.start {
+        failed.store(pages.start + read, Relaxed);
+    } else if pages.contains(&failed.load(Relaxed)) {
+        failed.store(u64::MAX, Relaxed);
+    }
     end(machine, request, read, false);
 }
 
@@ -142,11 +148,10 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         }
     }
 
-    /// Has the host read a missing page, and the missing pages beside it in its naturally aligned
-    /// block, which is larger for a VMA with advice for huge folios, into folios that are charged
-    /// to `memcg`. On success the host has read the page at once, or another CPU has changed it
-    /// meanwhile, and the caller looks it up again; `retries` counts these lookups. No lock is
-    /// held.
+    /// Has the host read a missing page, and missing pages around it ([`Reads::missing_around`]),
+    /// into folios that are charged to `memcg`. On success the host has read the page at once, or
+    /// another CPU has changed it meanwhile, and the caller looks it up again; `retries` counts
+    /// these lookups. No lock is held.
     ///
     /// # Errors
     /// [`ObjectError::Pending`]: the page is being read now. Others as for [`Object::page`].
@@ -154,19 +159,19 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
     pub(super) fn start(
         &self,
         page: u64,
-        advice: Advice,
+        hints: Hints,
         memcg: MemcgId,
         retries: &mut Retries<'_>,
     ) -> Result<(), ObjectError> {
         retries.retry();
-        let Some((pages, nodes)) = self.missing_around(page, advice) else { return Ok(()) };
+        let Some((pages, nodes)) = self.missing_around(page, hints) else { return Ok(()) };
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
         let mut folios = NewFolios::new(self.0);
-        let mut planned = folios.provide(pages.clone(), advice, memcg);
+        let mut planned = folios.provide(pages.clone(), hints.folios, memcg);
         if pages.start < page && planned.as_ref().map_or(true, |got| got.end <= page) {
             // There is no memory for all pages before the wanted one: tries without them.
-            planned = folios.provide(page..pages.end, advice, memcg);
+            planned = folios.provide(page..pages.end, hints.folios, memcg);
         }
         match self.insert_reading((planned?, Some(page)), folios, &mut spare, 0) {
             None => Ok(()),
@@ -186,31 +191,6 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
             Some(Entry::Resident(_)) => Ok(()),
             _ => Err(ObjectError::pending(self.0, page)),
         }
-    }
-
-    /// Returns the missing pages around `page`, within its naturally aligned block and the object,
-    /// and the number of index nodes that inserting them needs: where the advice is for huge folios
-    /// all pages of one, if all are missing. Returns `None` if `page` exists, or lies beyond the
-    /// end. Takes the object's lock.
-    fn missing_around(&self, page: u64, advice: Advice) -> Option<(Range<u64>, usize)> {
-        let (state, frames) = (self.0.lock(), self.0.machine.frames());
-        let huge = HUGE_ORDER.saturating_sub(self.0.page_order());
-        let block = page >> huge << huge..(page >> huge << huge) + (1 << huge);
-        if advice == Advice::Huge
-            && self.0.head().is_stored(&state, block.end - 1)
-            && state.index.missing_run(frames, block.clone()) == 1 << huge
-        {
-            return Some((block, state.index.missing_nodes(frames, page)));
-        }
-        let is_missing =
-            |page: &u64| state.index.find(frames, *page).is_none() && self.0.head().is_stored(&state, *page);
-        let block = page >> WINDOW_ORDER << WINDOW_ORDER;
-        let end = block + (1 << WINDOW_ORDER);
-        is_missing(&page).then(|| {
-            let start = (block..page).rev().take_while(is_missing).last().unwrap_or(page);
-            let end = (page..end).take_while(is_missing).last().unwrap_or(page) + 1;
-            (start..end, state.index.missing_nodes(frames, page))
-        })
     }
 
     /// Has the host read the missing ones of `pages`, as far as these lie within the object, into
@@ -308,7 +288,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         }
         let mut at = pages.start;
         for &(pfn, order) in &folios.folios {
-            mapping::set_object(frames.frame(pfn), self.0.at, at);
+            mapping::set_object(frames.frame(pfn), self.0, at);
             let _ = frames.get_counts(pfn, frames.frame(pfn), 1, 0);
             let pages_of_folio = at..at + (1 << (order - page_order));
             at = pages_of_folio.end;
@@ -360,7 +340,7 @@ impl<'o, 'm, P: Platform> NewFolios<'o, 'm, P> {
         self.put_back();
         let (machine, page_order) = (self.object.machine, self.object.head().page_order);
         let huge = if advice == Advice::Huge { 1 << HUGE_ORDER } else { 0 };
-        let mut orders = (machine.policy().prealloc_orders() | huge) >> page_order | 1;
+        let mut orders = (machine.policy().file_orders() | huge) >> page_order | 1;
         let mut at = pages.start;
         while at < pages.end && !self.folios.is_full() {
             let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;

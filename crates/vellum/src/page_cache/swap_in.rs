@@ -52,7 +52,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let shmem = shmem_orders(self, Advice::Huge).any();
-        let mut orders = (shmem | policy.prealloc_orders()) & ((2 << HUGE_ORDER) - 1);
+        let mut orders = (shmem | policy.file_orders()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self);
         // Counts a retry, because the page may be paged out again before the caller looks it up.
         retries.retry();
@@ -186,7 +186,7 @@ impl<P: Platform> SwapIn<'_, '_, P> {
                 // The storage has not what was in swap.
                 let dirty = self.0.head().store.is_some();
                 state.index.swap_in(frames, pages.clone(), (pfn, 1 << page_order), dirty);
-                mapping::set_object(frames.frame(pfn), self.0.at, pages.start);
+                mapping::set_object(frames.frame(pfn), self.0, pages.start);
             }
             drop(state);
             // SAFETY: gives up the reference that `get_transient` took above.

@@ -202,9 +202,19 @@ impl<'m, P: Platform> PageTables<'m, P> {
             return around(arch.page_order());
         }
         let largest = if at.level > 1 { arch.page_order() + arch.index_bits() as u8 } else { largest };
-        let mut blocks = (least..=largest).rev().map(around);
-        // SAFETY: this CPU is in the walk that ended at `at`.
-        if let Some(block) = blocks.find(|block| unsafe { self.is_block_empty(&at, *block) }) {
+        // Each block has the one before it, so that no entry is read twice, and the search ends where
+        // something is mapped.
+        let mut empty = None;
+        for block in (least..=largest).map(around) {
+            let inner = empty.unwrap_or_else(|| around(arch.page_order()));
+            let halves = [block.head(inner.start), block.tail(inner.end)];
+            // SAFETY: this CPU is in the walk that ended at `at`.
+            if !halves.iter().all(|half| unsafe { self.is_block_empty(&at, *half) }) {
+                break;
+            }
+            empty = Some(block);
+        }
+        if let Some(block) = empty {
             return block;
         }
         let block = around(least);

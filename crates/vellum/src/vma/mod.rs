@@ -79,6 +79,13 @@ bitflags! {
         /// A write to a uffd-wp page proceeds without an event, and only removes the protection
         /// (`UFFD_FEATURE_WP_ASYNC`). Set only together with [`VmaFlags::UFFD_WP`].
         const UFFD_WP_ASYNC = 2048;
+        /// A stream of reads is expected (`MADV_SEQUENTIAL`).
+        const SEQ_READ = 4096;
+        /// Reads without a pattern are expected (`MADV_RANDOM`).
+        const RAND_READ = 8192;
+        /// All flags about reads. That a page of such a VMA was read does not tell that it will be
+        /// read again (Linux: `vma_has_recency`).
+        const READ_MASK = Self::SEQ_READ.bits() | Self::RAND_READ.bits();
         /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
         const UFFD_FLAGS = Self::UFFD_MISSING.bits() | Self::UFFD_WP.bits() | Self::UFFD_WP_ASYNC.bits();
         /// All `mlock` flags (Linux: `VM_LOCKED_MASK`).
@@ -193,6 +200,18 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UffdId(pub NonZeroU16);
 
+/// The reads of a file that a program expects (`madvise`, `posix_fadvise`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expected {
+    /// Any: the accesses decide what is read ahead.
+    #[default]
+    Unknown,
+    /// A stream: more is read ahead.
+    Sequential,
+    /// No pattern: nothing is read ahead.
+    Random,
+}
+
 /// The number of bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
 
@@ -222,6 +241,15 @@ impl Vma {
     /// stack.
     pub(crate) fn is_data(&self) -> bool {
         self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(VmaFlags::GROWSDOWN)
+    }
+
+    /// Returns the reads that the program expects.
+    pub(crate) fn expected(&self) -> Expected {
+        match self.flags.intersection(VmaFlags::READ_MASK) {
+            VmaFlags::SEQ_READ => Expected::Sequential,
+            VmaFlags::RAND_READ => Expected::Random,
+            _ => Expected::Unknown,
+        }
     }
 
     /// Returns true if private pages of this VMA may have rmap indices other than their addresses:

@@ -43,7 +43,7 @@ pub fn measure(
     op: FileOp,
 ) -> Result<Sample, Skip> {
     // Folios of at most the case's size.
-    booted.machine.policy().set_prealloc_orders((2 * case.pages_per_folio() - 1) as u32);
+    booted.machine.policy().set_file_orders((2 * case.pages_per_folio() - 1) as u32);
     let object = Object::with_store(booted.machine, &X86_64::four_levels(), MemcgId::ROOT, TAG, 0, Changes::ToStore);
     let object = object.map_err(failed("object"))?;
     let file = File { booted, object, files: booted.machine.platform().hardware().files(), contents, case };

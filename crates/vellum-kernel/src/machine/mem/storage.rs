@@ -150,8 +150,8 @@ pub fn begin(pages: (u64, u64, u64)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Ends the pages of a request, of which those from `failed_from` on could not be read: wakes the
-/// tasks that wait for them.
+/// Ends the pages of a request, of which `failed_from` could not be read and those after it were
+/// not: wakes the tasks that wait for them.
 pub fn ended(pages: (u64, u64, u64), failed_from: u64) {
     let (serial, first, end) = pages;
     let mut requests = REQUESTS.lock();
@@ -162,7 +162,8 @@ pub fn ended(pages: (u64, u64, u64), failed_from: u64) {
         waiting.outcome.is_none() && waiting.page.object == serial && (first..end).contains(&waiting.page.page)
     };
     for waiting in requests.waiting.iter_mut().filter(has) {
-        let failed = waiting.page.page >= failed_from;
+        // The engine reads a page after this one anew, alone.
+        let failed = waiting.page.page == failed_from;
         waiting.outcome = Some(if failed { Outcome::Failed } else { Outcome::Again });
         waiting.waker.wake_by_ref();
     }

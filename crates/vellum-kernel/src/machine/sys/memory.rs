@@ -19,7 +19,7 @@ use vellum::space::{
     self, Advise, AdviseError, CollapseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
     RemapRequest,
 };
-use vellum::vma::Prot;
+use vellum::vma::{Expected, Prot};
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
@@ -182,7 +182,9 @@ pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> 
 pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
     let advice = match advice as u32 {
         abi::MADV_REMOVE => return remove(memory, addr, len),
-        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::ReadPattern,
+        abi::MADV_NORMAL => Advise::Reads(Expected::Unknown),
+        abi::MADV_RANDOM => Advise::Reads(Expected::Random),
+        abi::MADV_SEQUENTIAL => Advise::Reads(Expected::Sequential),
         abi::MADV_WILLNEED => Advise::WillNeed,
         abi::MADV_DONTNEED => Advise::DontNeed,
         abi::MADV_DONTNEED_LOCKED => Advise::DontNeedLocked,

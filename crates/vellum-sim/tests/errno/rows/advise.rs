@@ -63,7 +63,7 @@ pub static ADVISE: [Row; 12] = [
 ];
 
 /// Advice that is neither about huge pages nor `MADV_DONTNEED`.
-const HINTS: [Advise; 11] = [
+const HINTS: [Advise; 13] = [
     Advise::Free,
     Advise::DontFork,
     Advise::DoFork,
@@ -71,7 +71,9 @@ const HINTS: [Advise; 11] = [
     Advise::KeepOnFork,
     Advise::DontDump,
     Advise::DoDump,
-    Advise::ReadPattern,
+    Advise::Reads(Expected::Unknown),
+    Advise::Reads(Expected::Sequential),
+    Advise::Reads(Expected::Random),
     Advise::WillNeed,
     Advise::Cold,
     Advise::PageOut,

@@ -187,7 +187,7 @@ pub static SEAL: [Row; 11] = [
             Advise::KeepOnFork,
             Advise::Cold,
             Advise::PageOut,
-            Advise::ReadPattern,
+            Advise::Reads(Expected::Sequential),
             Advise::DontDump,
             Advise::NoHuge,
         ];

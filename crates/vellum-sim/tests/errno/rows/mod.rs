@@ -30,7 +30,7 @@ pub use user_half::BEYOND;
 pub use vma_limit::MANY;
 
 use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
-use vellum::vma::Prot;
+use vellum::vma::{Expected, Prot};
 
 use crate::fixtures::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
 

@@ -12,6 +12,8 @@ use core::ops::Range;
 
 use arrayvec::ArrayVec;
 
+use crate::vma::Expected;
+
 /// The maximum number of ranges that one access asks for.
 pub(super) const MAX_RANGES: usize = 16;
 /// How many accesses in a row must keep to a stride before it is read ahead. A stream is believed
@@ -19,18 +21,6 @@ pub(super) const MAX_RANGES: usize = 16;
 const STRIDE_HITS: u32 = 2;
 /// How many times as many pages as an access has are read ahead of it at first.
 const FIRST_WINDOW: u64 = 4;
-
-/// The advice that an opener of a file has given about its accesses (`posix_fadvise`, `madvise`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Expected {
-    /// None: the accesses decide.
-    #[default]
-    Unknown,
-    /// A stream: windows have twice the size.
-    Sequential,
-    /// No pattern: nothing is read ahead.
-    Random,
-}
 
 /// Pages that an opener begins to use.
 pub(super) struct NewlyUsed {
@@ -43,7 +33,7 @@ pub(super) struct NewlyUsed {
 /// The readahead state of one opener of a file.
 #[derive(Clone, Debug)]
 pub struct Readahead {
-    /// The opener's advice.
+    /// The opener's advice; [`Expected::Sequential`] doubles the windows.
     pub expected: Expected,
     /// The largest window in pages.
     pub limit: u32,

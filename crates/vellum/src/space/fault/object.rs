@@ -6,7 +6,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, sync_object_icache};
-use crate::page_cache::{AROUND_ORDER, Lookup, Object, Writes, shmem_orders};
+use crate::page_cache::{AROUND_ORDER, Hints, Lookup, Object, Writes, largest_order};
 use crate::platform::Platform;
 use crate::table::{NotMapped, Run};
 use crate::vma::{Vma, VmaFlags};
@@ -24,9 +24,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         // The block must lie in one page table.
         let page_order = self.arch().page_order();
         let table = page_order + self.arch().index_bits() as u8;
-        let orders = shmem_orders(object, Advice::Huge).any() | self.machine().policy().prealloc_orders();
         let least = (AROUND_ORDER + page_order).min(table);
-        let largest = ((orders | 1).ilog2() as u8).clamp(least, table);
+        let largest = largest_order(object, vma.advice).clamp(least, table);
         self.tables().empty_around(addr, vma.range, largest, least)
     }
 
@@ -67,7 +66,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let pages = |part: UserRange| vma.backing.offset(part.start) >> shift..vma.backing.offset(part.end) >> shift;
         let (window, around) = (pages(empty), pages(empty.around(addr, u32::from(AROUND_ORDER) + shift)));
         let mapped = object
-            .pages_to_map(page, (window, around), vma.advice, self.tables().memcg())
+            .pages_to_map(page, (window, around), Hints::of(vma), self.tables().memcg())
             .map_err(|error| FaultError::of_object(error, addr))?;
         let mapped = mapped.ok_or(FaultError::BeyondEnd(addr))?;
         let tracked = Writes(&object).are_tracked();
@@ -140,7 +139,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         object: &ManuallyDrop<Object<'m, P>>,
     ) -> Result<Outcome, FaultError> {
         let page = vma.backing.offset(addr) >> self.page_shift();
-        let looked = object.lookup(page, self.tables().memcg()).map_err(|error| FaultError::of_object(error, addr))?;
+        let looked = object.lookup(page, Hints::of(vma), self.tables().memcg());
+        let looked = looked.map_err(|error| FaultError::of_object(error, addr))?;
         if let Lookup::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }

@@ -138,8 +138,9 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     }
 
     /// Clears the accessed bits of the PTEs in `range` that map the folio `head` (Linux:
-    /// `folio_referenced`), and counts the frames that these PTEs map. PTEs outside live VMAs keep
-    /// their accessed bits, but their frames are counted. Does not flush.
+    /// `folio_referenced`), and counts the frames that these PTEs map. PTEs outside live VMAs, and
+    /// those of VMAs with a pattern of reads, keep their accessed bits, but their frames are
+    /// counted. Does not flush.
     pub(crate) fn clear_young(self, range: VirtRange, head: Pfn) -> Referenced {
         let arch = self.arch();
         let range = self.user_part(range);
@@ -147,7 +148,8 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
         let mut at = range.start;
         while at < range.end {
             let vmas = self.space.read();
-            let is_live = vmas.find(at).is_some_and(|vma| vma.state == State::Live);
+            let counts = |vma: &Vma| vma.state == State::Live && !vma.flags.intersects(VmaFlags::READ_MASK);
+            let counts = vmas.find(at).is_some_and(counts);
             match self.tables().find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
@@ -160,7 +162,7 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
                     if maps_folio {
                         frames += run.frames(arch);
                     }
-                    if maps_folio && is_live && run.attrs(arch).contains(Attrs::ACCESSED) {
+                    if maps_folio && counts && run.attrs(arch).contains(Attrs::ACCESSED) {
                         table.clear_accessed_dirty(&run, Attrs::ACCESSED, |_, _| young = true);
                     }
                     table.release();

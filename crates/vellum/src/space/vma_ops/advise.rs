@@ -3,6 +3,7 @@
 use crate::addr::VirtRange;
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
+use crate::vma::Expected;
 
 use super::ProtectError;
 use crate::space::fault::FaultError;
@@ -36,10 +37,11 @@ pub enum Advise {
     DontDump,
     /// A core dump includes the memory (`MADV_DODUMP`).
     DoDump,
-    /// The pattern of reads to expect (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Has no
-    /// effect.
-    ReadPattern,
-    /// Swaps pages in that are on swap devices, as far as there is memory (`MADV_WILLNEED`).
+    /// The reads to expect (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`): they decide how much
+    /// of a file a fault reads, and reclaim ignores accesses in a range with a pattern.
+    Reads(Expected),
+    /// Swaps pages in that are on swap devices, and begins to read pages of files, as far as there
+    /// is memory (`MADV_WILLNEED`).
     WillNeed,
     /// Deactivates pages that only this space maps: they count as not accessed, and reclaim looks
     /// at them first (`MADV_COLD`).

@@ -15,8 +15,9 @@
 use crate::arch::{BadRange, UserRange};
 use crate::frame::policy::Advice;
 use crate::memcg::Refused;
+use crate::page_cache::{Object, Readahead};
 use crate::platform::Platform;
-use crate::vma::{Prot, State, Vma, VmaFlags};
+use crate::vma::{Expected, Prot, State, Vma, VmaFlags};
 
 use super::protect::Holes;
 use super::{Advise, AdviseError, Madvise, VmaOps};
@@ -82,7 +83,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::Free => self.check_vmas(range, true, true)?,
             Advise::WipeOnFork => self.check_vmas(range, false, true)?,
             Advise::Cold | Advise::PageOut | Advise::GuardInstall => self.check_vmas(range, true, false)?,
-            Advise::ReadPattern | Advise::WillNeed => self.check_vmas(range, false, false)?,
+            Advise::WillNeed => self.check_vmas(range, false, false)?,
             _ => true,
         };
         begun.rest.holes = !fully_mapped;
@@ -136,6 +137,9 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::DoDump => |v| v.flags -= VmaFlags::DONTDUMP,
             Advise::Huge => |v| v.advice = Advice::Huge,
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
+            Advise::Reads(Expected::Unknown) => |v| v.flags -= VmaFlags::READ_MASK,
+            Advise::Reads(Expected::Sequential) => |v| v.flags = v.flags - VmaFlags::READ_MASK | VmaFlags::SEQ_READ,
+            Advise::Reads(Expected::Random) => |v| v.flags = v.flags - VmaFlags::READ_MASK | VmaFlags::RAND_READ,
             _ => return Ok(true),
         };
         Ok(VmaOps::of(self.space)
@@ -234,9 +238,20 @@ impl<P: Platform> Madvise<'_, '_, P> {
     }
 
     /// Swaps in the pages of `rest` that are on swap devices, as far as there is memory and the
-    /// devices can read them, until `more` returns false (`MADV_WILLNEED`).
+    /// devices can read them, and begins to read pages of files, until `more` returns false
+    /// (`MADV_WILLNEED`).
     fn will_need(self, rest: &mut Rest, more: More<'_>) {
         Pieces::of(self.space).each_table(rest, more, |part| {
+            let vmas = self.space.read();
+            for vma in vmas.overlapping(self.platform(), part).filter(|vma| !vma.backing.is_anonymous()) {
+                let part = vma.range.intersect(&part);
+                let page = |addr: u64| vma.backing.offset(addr) >> self.page_shift();
+                // SAFETY: the VMAs are locked, so that this one keeps its reference to the object.
+                let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+                let _ =
+                    object.read_ahead(&mut Readahead::new(0), page(part.start)..page(part.end), self.tables().memcg());
+            }
+            drop(vmas);
             // While this claims the range, no other operation unmaps or moves its VMAs.
             let _claim = Change::claim_unlocked(self.space, part);
             // Advice is a hint: a page that is not swapped in now is swapped in by a fault. If

@@ -130,6 +130,8 @@ fn flags(vma: &Vma) -> Vec<&'static str> {
         (shared, "ms"),
         (has(VmaFlags::GROWSDOWN), "gd"),
         (has(VmaFlags::LOCKED), "lo"),
+        (has(VmaFlags::SEQ_READ), "sr"),
+        (has(VmaFlags::RAND_READ), "rr"),
         (has(VmaFlags::DONTFORK), "dc"),
         (vma.prot.contains(Prot::WRITE) && !shared && !has(VmaFlags::NORESERVE), "ac"),
         (has(VmaFlags::NORESERVE), "nr"),

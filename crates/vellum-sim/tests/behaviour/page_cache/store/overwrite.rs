@@ -151,9 +151,11 @@ fn invalidated<A: Silicon>(arch: A) {
     });
 }
 
-/// Pages in an aligned block of 64 KiB come as one folio, and can be referenced together.
+/// Pages in an aligned block of the largest folio that policy permits come as one folio, and can be
+/// referenced together.
 fn folios<A: Silicon>(arch: A) {
     with_shared_file(arch, |file| {
+        file.on.machine.policy().set_file_orders(1 << 4);
         let (page, block) = (file.on.page, (64 << 10) / file.on.page);
         let over = file.begin(0..2 * block).expect("the pages are missing");
         assert_eq!(over.folios().map(|folio| folio.len() as u64).max(), Some(block * page));

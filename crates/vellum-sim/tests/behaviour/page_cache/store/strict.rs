@@ -102,7 +102,7 @@ fn waits<A: Silicon>(arch: A) {
 }
 
 /// Of a read that fails in the middle, the pages before the failure are in memory. The others are
-/// missing, and an access to one of them reads again.
+/// missing, and an access to one of them reads it again, without the one that could not be read.
 fn fails<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         file.files.refuse_reads(Refusal::Nth(7));
@@ -113,8 +113,14 @@ fn fails<A: Silicon>(arch: A) {
         assert_eq!(file.files.under_way(), 0);
 
         file.expect_pending(9);
-        assert_eq!(file.finish().pages(), (10, 10));
+        assert_eq!(file.finish().pages(), (1, 1));
         file.expect(9, 0);
+        file.expect_pending(6);
+        assert_eq!(file.finish().pages(), (1, 1), "pages 7 and 8 may fail in turn");
+        file.expect_pending(7);
+        assert_eq!(file.finish().pages(), (2, 2), "page 6 was read");
+        file.expect_pending(10);
+        assert_eq!(file.finish().pages(), (6, 6));
         file.files.refuse_reads(Refusal::From(1));
         file.expect_pending(20);
         assert_eq!(file.finish().pages(), (16, 0));
@@ -351,7 +357,7 @@ fn ahead<A: Silicon>(arch: A) {
 fn folios<A: Silicon>(arch: A) {
     with_file(arch, |file| {
         let order = 2 + (file.on.arch.page_shift() - 12);
-        file.on.machine.policy().set_prealloc_orders(1 << order);
+        file.on.machine.policy().set_file_orders(1 << order);
         file.object.read_ahead(&mut Readahead::new(64), 4..20, file.on.memcg).unwrap();
         file.object.read_ahead(&mut Readahead::new(64), 20..60, file.on.memcg).unwrap();
         let (mut pages, mut folios) = (0, 0);

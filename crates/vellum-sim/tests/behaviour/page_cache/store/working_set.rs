@@ -4,16 +4,19 @@ use core::ops::Range;
 
 use vellum::memcg::LruList;
 use vellum::page_cache::{Changes, Object, Readahead, drop_clean};
+use vellum::space::Advise;
 use vellum::stats::Counter;
+use vellum::vma::Expected;
 use vellum_sim::{Silicon, Strict};
 
 use super::fixture::{File, with_shared_file};
-use crate::fixtures::bench::in_every_format;
+use crate::fixtures::bench::{BASE, in_every_format};
 
 in_every_format! {
     pages_that_are_read_twice_outlive_those_that_are_read_once => read,
     reading_on_in_a_folio_is_one_use => continued,
     pages_that_a_program_uses_again_become_active => mapped,
+    use_by_reads_with_a_known_pattern_keeps_no_page => advised,
     active_pages_that_are_not_used_leave_in_the_end => aged,
     a_page_that_is_read_again_soon_after_reclaim_is_active => refault,
     a_page_that_is_read_again_late_or_was_not_reclaimed_is_not => late,
@@ -111,10 +114,24 @@ fn mapped<A: Silicon>(arch: A) {
     });
 }
 
+/// Reclaim keeps a page that a program has used since the last scan, unless the program told to
+/// expect a stream of reads or random ones there: that a page was read then says nothing.
+fn advised<A: Silicon>(arch: A) {
+    for reads in [Expected::Unknown, Expected::Sequential, Expected::Random] {
+        with_shared_file(arch, |file| {
+            file.space.advise(BASE, 40 * file.on.page, Advise::Reads(reads)).unwrap();
+            file.read_word(0);
+            file.stream(1);
+            assert_eq!(file.object.has_page(0), reads == Expected::Unknown, "{reads:?}");
+        });
+    }
+}
+
 /// While more than three quarters of the pages are active, reclaim makes those of them inactive
 /// that are not used, and drops them when their turn comes.
 fn aged<A: Silicon>(arch: A) {
     with_shared_file(arch, |file| {
+        file.on.machine.policy().set_file_orders(1 << 4);
         (0..2).for_each(|_| file.read(0..32));
         assert_eq!(file.listed(), (0, 32));
         // The second half goes on being used.
