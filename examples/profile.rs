@@ -59,7 +59,7 @@ fn usage() -> ! {
 /// Runs an operation on a file.
 fn run_file(operation: &str, arm: &str, folio: u64, len: u64) -> Result<(), Box<dyn Error>> {
     const CHUNK: u64 = 16;
-    let chunk = (folio / PAGE).min(CHUNK);
+    let chunk = folio / PAGE;
     let mut order: Vec<u64> = (0..len / PAGE / chunk).map(|n| n * chunk).collect();
     if arm != "ascending" {
         let mut dice = oorandom::Rand64::new(1);

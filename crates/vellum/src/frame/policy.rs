@@ -93,6 +93,8 @@ pub enum Advice {
 
 /// All orders that folios of page-cache objects may have, as a bit set.
 const ALL_ORDERS: u32 = (2 << HUGE_ORDER) - 1;
+/// The default order of preallocated folios of objects without a store: 64 KiB.
+const MEMORY_ORDER: u8 = 4;
 
 /// The settings of all orders, by default Linux's: 2 MiB inherits the machine-wide setting
 /// `madvise`, other sizes are never used.
@@ -114,9 +116,11 @@ pub struct FolioPolicy {
     cont_blocks: AtomicBool,
     /// The settings of shared memory.
     shmem: ShmemPolicy,
-    /// The orders of folios that fit into what is read or written of a page-cache object, as a bit
-    /// set.
+    /// The orders of folios that fit into what is read or written of an object with a store, as a
+    /// bit set.
     file_orders: AtomicU32,
+    /// The orders of preallocated folios of objects without a store, as a bit set.
+    memory_orders: AtomicU32,
 }
 
 impl Default for FolioPolicy {
@@ -129,6 +133,7 @@ impl Default for FolioPolicy {
             cont_blocks: AtomicBool::new(true),
             shmem: ShmemPolicy::default(),
             file_orders: AtomicU32::new(ALL_ORDERS),
+            memory_orders: AtomicU32::new(1 << MEMORY_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -187,13 +192,27 @@ impl FolioPolicy {
         &self.shmem
     }
 
-    /// Returns the orders, as a bit set, of the folios that reads, writes of whole pages and
-    /// [`Object::allocate`](crate::page_cache::Object::allocate) insert, besides single pages,
-    /// where a whole folio lies within the pages that are read or written together; by default all
-    /// orders up to [`HUGE_ORDER`] (Linux: `mapping_set_large_folios`). So readahead and a
-    /// program's text are in folios that a cont block maps.
+    /// Returns the orders, as a bit set, of the folios that reads and writes of whole pages insert
+    /// into objects with a store, besides single pages, where a whole folio lies within the pages
+    /// that are read or written together; by default all orders up to [`HUGE_ORDER`] (Linux:
+    /// `mapping_set_large_folios`). So a stream, or a program's text, is in folios that a cont
+    /// block maps.
     pub fn file_orders(&self) -> u32 {
         self.file_orders.load(Relaxed)
+    }
+
+    /// Returns the orders, as a bit set, of the folios that
+    /// [`Object::allocate`](crate::page_cache::Object::allocate) inserts into objects without a
+    /// store, besides those that the settings of shared memory permit; 64 KiB by default. The
+    /// memory of a page that is removed from such an object is used until the others of its folio
+    /// are removed, too, as reclaim can't drop them.
+    pub fn memory_orders(&self) -> u32 {
+        self.memory_orders.load(Relaxed)
+    }
+
+    /// Sets what [`FolioPolicy::memory_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
+    pub fn set_memory_orders(&self, orders: u32) {
+        self.memory_orders.store(orders & ALL_ORDERS, Relaxed);
     }
 
     /// Sets what [`FolioPolicy::file_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.

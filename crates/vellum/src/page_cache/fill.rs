@@ -287,7 +287,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let first = bytes.start >> shift;
-        let orders = self.machine.policy().file_orders();
+        let policy = self.machine.policy();
+        let orders = if self.head().store.is_some() { policy.file_orders() } else { policy.memory_orders() };
         let limits = FolioLimits { pages: first..end, orders, ..FolioLimits::new(self, Hints::default()) };
         let mut page = first;
         while page < end {

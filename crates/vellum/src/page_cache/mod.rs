@@ -37,6 +37,7 @@
 //! | `map` | finds the pages that a fault maps at once |
 //! | `read` | has the host read pages from its storage |
 //! | `read::readahead` | decides which pages to read before they are needed |
+//! | `read::window` | decides which pages a fault reads with its own |
 //! | `hold` | keeps pages from all users while the host moves their bytes |
 //! | `write` | has the host write dirty pages to its storage |
 //! | `overwrite` | takes whole pages that the host writes |

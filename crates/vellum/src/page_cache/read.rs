@@ -343,8 +343,9 @@ impl<'o, 'm, P: Platform> NewFolios<'o, 'm, P> {
         let mut orders = (machine.policy().file_orders() | huge) >> page_order | 1;
         let mut at = pages.start;
         while at < pages.end && !self.folios.is_full() {
-            let fits = |order: &u32| at.is_multiple_of(1 << order) && at + (1 << order) <= pages.end;
-            let order = (0..=orders.ilog2()).rev().filter(|order| orders >> order & 1 != 0).find(fits).unwrap_or(0);
+            // The largest order that is aligned at the page, and fits before the end.
+            let most = at.trailing_zeros().min((pages.end - at).ilog2()).min(orders.ilog2());
+            let order = (orders & ((2 << most) - 1)).ilog2();
             let mut folio = NewFolio::new(self.object);
             let is_refault = machine.is_refault(self.object.serial(), at, memcg);
             if is_refault {

@@ -52,7 +52,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let shmem = shmem_orders(self, Advice::Huge).any();
-        let mut orders = (shmem | policy.file_orders()) & ((2 << HUGE_ORDER) - 1);
+        let mut orders = (shmem | policy.memory_orders()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self);
         // Counts a retry, because the page may be paged out again before the caller looks it up.
         retries.retry();

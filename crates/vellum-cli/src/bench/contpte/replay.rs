@@ -100,7 +100,7 @@ pub(crate) fn on<A: Silicon, R: std::io::Read>(
         knobs.set(order, if policy.folios && order == ORDER { Knob::Always } else { Knob::Never });
     }
     knobs.set_cont_blocks(policy.cont_blocks);
-    knobs.set_file_orders(u32::from(policy.text) << ORDER);
+    knobs.set_memory_orders(u32::from(policy.text) << ORDER);
     let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default())
         .map_err(|error| Skip::system("new", error))?;
     let mut world = World::new(&machine, &space, arch, policy.text);

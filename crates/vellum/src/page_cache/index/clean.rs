@@ -67,25 +67,31 @@ impl Index {
         }
         let Some(CachedNode { node, live, .. }) = cache else { return 0 };
         let entries = node.entries(&pages);
-        if are_in_a_row(entries, frame_word(first), step, 0) && live.load(Relaxed) > entries.len() as u32 {
+        let before = live.load(Relaxed);
+        // Most folios have all their pages here, and leave others in the node.
+        let are_all = are_in_a_row(entries, frame_word(first), step, 0);
+        if are_all && before > entries.len() as u32 {
             let count = entries.len() as u32;
             if !may_remove(count) {
                 return 0;
             }
             for_each_entry(entries, |entry| entry.store(0, Relaxed));
-            live.store(live.load(Relaxed) - count, Relaxed);
+            live.store(before - count, Relaxed);
             self.pages -= u64::from(count);
             return count;
         }
         let plains = || (0..).map(|i| frame_word(first.add(i * step)));
-        let (mut count, mut wanted, mut last) = (0, false, pages.start);
-        for ((page, word), plain) in (pages.start..).zip(node.entries(&pages)).zip(plains()) {
-            let found = word.load(Relaxed);
-            if found & !WANTED == plain {
-                (count, last) = (count + 1, page);
-                if found & WANTED != 0 {
-                    wanted = true;
-                    word.store(if ends_wanted { plain } else { found }, Relaxed);
+        let (mut count, mut wanted, mut last) = (entries.len() as u32, false, pages.end.saturating_sub(1));
+        if !are_all {
+            count = 0;
+            for ((page, word), plain) in (pages.start..).zip(entries).zip(plains()) {
+                let found = word.load(Relaxed);
+                if found & !WANTED == plain {
+                    (count, last) = (count + 1, page);
+                    if found & WANTED != 0 {
+                        wanted = true;
+                        word.store(if ends_wanted { plain } else { found }, Relaxed);
+                    }
                 }
             }
         }
@@ -93,12 +99,15 @@ impl Index {
             return 0;
         }
         // The last page of a node is removed as a page is, with the nodes that are empty then.
-        let before = live.load(Relaxed);
         let is_last = before == count;
-        let cleared = if is_last { pages.start..last } else { pages };
-        for (word, plain) in node.entries(&cleared).iter().zip(plains()) {
-            if word.load(Relaxed) == plain {
-                word.store(0, Relaxed);
+        let cleared = node.entries(&if is_last { pages.start..last } else { pages });
+        if are_all {
+            for_each_entry(cleared, |entry| entry.store(0, Relaxed));
+        } else {
+            for (word, plain) in cleared.iter().zip(plains()) {
+                if word.load(Relaxed) == plain {
+                    word.store(0, Relaxed);
+                }
             }
         }
         let cleared = count - u32::from(is_last);

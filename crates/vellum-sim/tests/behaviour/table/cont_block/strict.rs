@@ -407,7 +407,7 @@ fn moves<A: Silicon>(on: &Context<'_, '_, A>) {
 
 /// A file that was allocated ahead is mapped by the folio, as a cont block where that is 64 KiB.
 fn executes<A: Silicon>(on: &Context<'_, '_, A>) {
-    on.machine.policy().set_file_orders(1 << (on.block >> 12).ilog2());
+    on.machine.policy().set_memory_orders(1 << (on.block >> 12).ilog2());
     let size = 3 * on.block + on.page;
     let file = Object::new(on.machine, on.space.arch(), MemcgId::ROOT, 0, size).unwrap();
     file.allocate(0..size, MemcgId::ROOT).unwrap();
