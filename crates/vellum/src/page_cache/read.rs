@@ -193,6 +193,37 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         }
     }
 
+    /// Returns the missing pages around `page` to read with it ([`window`]), within the object, and
+    /// the number of index nodes that inserting them needs: where huge folios are advised all pages
+    /// of one, if all are missing; only `page` if one of the others could not be read, so that it
+    /// does not share their failure. Returns `None` if `page` exists, or lies beyond the end. Takes
+    /// the object's lock.
+    fn missing_around(&self, page: u64, hints: Hints) -> Option<(Range<u64>, usize)> {
+        let (state, frames, head) = (self.0.lock(), self.0.machine.frames(), self.0.head());
+        let is_missing = |page: &u64| state.index.find(frames, *page).is_none() && head.is_stored(&state, *page);
+        if !is_missing(&page) {
+            return None;
+        }
+        let huge = u32::from(HUGE_ORDER.saturating_sub(head.page_order));
+        let block = window::block_around(page, huge);
+        let is_huge = hints.folios == Advice::Huge
+            && head.is_stored(&state, block.end - 1)
+            && state.index.missing_run(frames, block.clone()) == 1 << huge;
+        let folio_at = |page| match state.index.find(frames, page)? {
+            Entry::Resident(pfn) => Some(u32::from(frames.head(pfn).1.order() - head.page_order)),
+            _ => None,
+        };
+        let pages = if is_huge {
+            block
+        } else {
+            let window = window::around(page, hints.reads, folio_at);
+            let start = (window.start..page).rev().take_while(is_missing).last().unwrap_or(page);
+            start..(page..window.end).take_while(is_missing).last().unwrap_or(page) + 1
+        };
+        let has_failed = pages.contains(&head.failed_read.load(Relaxed));
+        Some((if has_failed { page..page + 1 } else { pages }, state.index.missing_nodes(frames, page)))
+    }
+
     /// Has the host read the missing ones of `pages`, as far as these lie within the object, into
     /// folios that policy and this advice permit. No lock is held.
     ///

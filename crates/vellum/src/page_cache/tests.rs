@@ -9,7 +9,7 @@ use core::ops::Range;
 use super::*;
 use crate::arch::X86_64;
 use crate::frame::BootOptions;
-use crate::frame::policy::{Advice, ShmemKnob};
+use crate::frame::policy::ShmemKnob;
 use crate::platform::SpaceId;
 use crate::stats::Counter;
 use crate::testing::{Dice, Host};
@@ -225,8 +225,9 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     // beyond the object's end.
     [3, 5].into_iter().for_each(|order| machine.policy().shmem().set(order, ShmemKnob::WithinSize));
     let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
-    let mapped =
-        |page: u64| object.pages_to_map(page, (0..1000, page..page + 1), Advice::None, MemcgId::ROOT).unwrap().unwrap();
+    let mapped = |page: u64| {
+        object.pages_to_map(page, (0..1000, page..page + 1), Hints::default(), MemcgId::ROOT).unwrap().unwrap()
+    };
     for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
         let mapped = mapped(page);
         let fits = if (96..104).contains(&page) { (page, 1) } else { (first, pages) };

@@ -202,8 +202,8 @@ impl<'m, P: Platform> PageTables<'m, P> {
             return around(arch.page_order());
         }
         let largest = if at.level > 1 { arch.page_order() + arch.index_bits() as u8 } else { largest };
-        // Each block has the one before it, so that no entry is read twice, and the search ends where
-        // something is mapped.
+        // Each block has the one before it, so that no entry is read twice, and the search ends
+        // where something is mapped.
         let mut empty = None;
         for block in (least..=largest).map(around) {
             let inner = empty.unwrap_or_else(|| around(arch.page_order()));

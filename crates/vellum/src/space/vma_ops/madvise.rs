@@ -138,8 +138,8 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::Huge => |v| v.advice = Advice::Huge,
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             Advise::Reads(Expected::Unknown) => |v| v.flags -= VmaFlags::READ_MASK,
-            Advise::Reads(Expected::Sequential) => |v| v.flags = v.flags - VmaFlags::READ_MASK | VmaFlags::SEQ_READ,
-            Advise::Reads(Expected::Random) => |v| v.flags = v.flags - VmaFlags::READ_MASK | VmaFlags::RAND_READ,
+            Advise::Reads(Expected::Sequential) => |v| v.flags = (v.flags - VmaFlags::READ_MASK) | VmaFlags::SEQ_READ,
+            Advise::Reads(Expected::Random) => |v| v.flags = (v.flags - VmaFlags::READ_MASK) | VmaFlags::RAND_READ,
             _ => return Ok(true),
         };
         Ok(VmaOps::of(self.space)
