@@ -68,6 +68,12 @@ pub enum Counter {
     /// Pages of 4 KiB that page-cache objects with a store have at present, those that are being
     /// read included. This counter also decreases.
     FilePages,
+    /// Pages of 4 KiB of the folios of 2 MiB among [`Counter::ShmemPages`]; a folio of which pages
+    /// were removed counts whole (`ShmemHugePages`). This counter also decreases.
+    ShmemHugePages,
+    /// Pages of 4 KiB of the folios of 2 MiB among [`Counter::FilePages`], counted in the same way
+    /// (`FileHugePages`). This counter also decreases.
+    FileHugePages,
     /// Pages of 4 KiB of files that were read again soon after reclaim had dropped them, so that
     /// they were active at once (`workingset_activate_file`).
     FileRefaults,

@@ -152,7 +152,7 @@ impl<'m, P: Platform> Collapses<'_, 'm, P> {
         let inserted = state.index.end_copy(frames, block.clone(), old, (to, step));
         if inserted.is_some() {
             mapping::set_object(frames.frame(to), object, block.start);
-            folios_of(frames, &sorted).for_each(|(_, frame, _)| mapping::clear_object(frame));
+            folios_of(frames, &sorted).for_each(|(_, frame, _)| mapping::clear_object(machine, object.head(), frame));
         }
         drop(state);
         for (head, _, pages) in folios_of(frames, &sorted) {

@@ -159,7 +159,7 @@ fn drop_batch<'f, P: Platform>(
             if let Some(times) = &mut times {
                 times.add(frame, own, u64::from(removed) << page_order);
             }
-            mapping::clear_object(frame);
+            mapping::clear_object(machine, object.head(), frame);
             pages += u64::from(removed);
             if maps > 0 {
                 on_drop(frame);

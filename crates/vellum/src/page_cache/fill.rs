@@ -125,7 +125,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
         let (pfn, lruvec) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, self.flags, Counts { refs, maps: 0 });
-        mapping::clear_object(head);
+        mapping::set_no_object(head);
         let charged = self.machine.memcgs().charge_frames(
             frames,
             memcg,

@@ -13,9 +13,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::fence;
 
 use super::index::Index;
-use super::{Object, head};
+use super::{Head, Object, head};
 use crate::addr::Pfn;
-use crate::frame::{Frame, FrameKind, Frames, flag};
+use crate::frame::{Frame, FrameKind, Frames, HUGE_ORDER, flag};
 use crate::machine::{Machine, ShmemSwapList};
 use crate::platform::Platform;
 
@@ -31,10 +31,21 @@ pub(super) fn set_object<P: Platform>(frame: &Frame, object: &Object<'_, P>, pag
         largest.store(frame.order(), Relaxed);
     }
     frame.set_data(u64::from(object.at.0) << 32 | page & u64::from(u32::MAX));
+    if frame.order() == HUGE_ORDER {
+        object.machine.count(object.head().huge_counter(), 1 << HUGE_ORDER);
+    }
 }
 
 /// Removes the object from a folio's descriptor.
-pub(super) fn clear_object(frame: &Frame) {
+pub(super) fn clear_object<P: Platform>(machine: &Machine<'_, P>, object: &Head, frame: &Frame) {
+    set_no_object(frame);
+    if frame.order() == HUGE_ORDER {
+        machine.count(object.huge_counter(), (1u64 << HUGE_ORDER).wrapping_neg());
+    }
+}
+
+/// Stores in the descriptor of a new folio that it belongs to no object.
+pub(super) fn set_no_object(frame: &Frame) {
     frame.set_data(u64::from(Pfn::NONE.0) << 32);
 }
 
@@ -58,17 +69,18 @@ pub(crate) fn folio_index(data: u64) -> u64 {
 /// object's index has no page of that folio any more. Called under the object's lock after `page`,
 /// which begins at `pfn`, and perhaps pages before it, were removed from the index.
 pub(super) fn clear_object_if_gone<P: Platform>(
-    frames: &Frames<'_, P>,
+    machine: &Machine<'_, P>,
+    object: &Head,
     index: &Index,
     page: u64,
     pfn: Pfn,
-    page_order: u8,
 ) {
+    let (frames, page_order) = (machine.frames(), object.page_order);
     let (head, frame) = frames.head(pfn);
     let first = page - u64::from((pfn.0 - head.0) >> page_order);
     let pages = first..first + (1 << (frame.order() - page_order));
     if frame.order() == page_order || !has_page_in(frames, index, pages, head, frame.order()) {
-        clear_object(frame);
+        clear_object(machine, object, frame);
     }
 }
 

@@ -397,6 +397,11 @@ impl Head {
         if self.store.is_some() { Counter::FilePages } else { Counter::ShmemPages }
     }
 
+    /// Returns the counter of the object's huge folios.
+    fn huge_counter(&self) -> Counter {
+        if self.store.is_some() { Counter::FileHugePages } else { Counter::ShmemHugePages }
+    }
+
     /// Begins to count pages of the object with this change. Pages that stay in memory while they
     /// are dirty do not count: no writeback will make them clean.
     fn tally<'a, 'm, P: Platform>(&self, machine: &'a Machine<'m, P>, change: DirtyChange) -> DirtyTally<'a, 'm, P> {

@@ -102,7 +102,7 @@ pub(super) fn end<'m, P: Platform>(machine: &'m Machine<'m, P>, request: ReadReq
                 }
             }
             if removed > 0 {
-                mapping::clear_object_if_gone(frames, &state.index, pages.start, head, request.page_order);
+                mapping::clear_object_if_gone(machine, object.head(), &state.index, pages.start, head);
             }
         }
         machine.count(object.head().pages_counter(), (u64::from(removed) << request.page_order).wrapping_neg());
@@ -216,7 +216,7 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let pages = if is_huge {
             block
         } else {
-            let window = window::around(page, hints.reads, folio_at);
+            let window = window::around(page, hints, folio_at);
             let start = (window.start..page).rev().take_while(is_missing).last().unwrap_or(page);
             start..(page..window.end).take_while(is_missing).last().unwrap_or(page) + 1
         };

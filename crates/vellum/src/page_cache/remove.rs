@@ -309,8 +309,7 @@ impl RemovedBatch {
         // descriptor, if the index has no page of that folio left (INV-16).
         let mut last = None;
         let clear_if_gone = |index: &Index, last: Option<(u64, Pfn)>| {
-            last.into_iter()
-                .for_each(|(page, pfn)| mapping::clear_object_if_gone(frames, index, page, pfn, head.page_order));
+            last.into_iter().for_each(|(page, pfn)| mapping::clear_object_if_gone(machine, head, index, page, pfn));
         };
         let (mut node, mut nodes) = (None, 0);
         let mut has_time = |page| {

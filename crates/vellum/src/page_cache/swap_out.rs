@@ -136,11 +136,17 @@ impl<P: Platform> SwapOut<'_, '_, P> {
         let step = 1u32 << self.0.head().page_order;
         let mut unused = ArrayVec::<u16, { 1 << HUGE_ORDER }>::new();
         let mut swapped = 0;
+        let mut state = self.0.lock();
+        let page = pages.start;
         let is_wanted =
-            self.0.lock().index.end_writeback(frames, pages, (first, step), slots, |at, is_swapped| match is_swapped {
+            state.index.end_writeback(frames, pages, (first, step), slots, |at, is_swapped| match is_swapped {
                 true => swapped += 1,
                 false => unused.push(at as u16),
             });
+        if swapped > 0 {
+            mapping::clear_object_if_gone(machine, self.0.head(), &state.index, page, first);
+        }
+        drop(state);
         for (at, run) in unused.iter().flat_map(|at| slots.map(|run| (u32::from(*at), run))) {
             let slots = Slots { first: run.slots.first + at * step, count: step };
             // SAFETY: the caller allocated the slots, and the index does not name those of this

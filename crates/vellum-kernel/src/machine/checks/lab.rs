@@ -108,6 +108,8 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::PagesMigrated,
     Counter::ShmemPages,
     Counter::FilePages,
+    Counter::ShmemHugePages,
+    Counter::FileHugePages,
     Counter::FileRefaults,
 ];
 

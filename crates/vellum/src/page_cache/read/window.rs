@@ -4,13 +4,14 @@
 //! A fault reads a naturally aligned block of [`LEAST`] pages. A page at the edge of its block
 //! continues a stream if the page on the other side of the edge is in memory. Then the block is
 //! twice the folio of that page, so that a stream through a mapping gets larger folios as it goes
-//! on, as a stream of calls does, and needs no state.
+//! on, as a stream of calls does, and needs no state. Programs jump about in their text, and use
+//! most of it, so that it is read in the largest blocks at once.
 
 use core::ops::Range;
 
 use crate::frame::policy::Advice;
 use crate::platform::MAX_REQUEST_FOLIOS;
-use crate::vma::{Expected, Vma};
+use crate::vma::{Expected, Prot, Vma};
 
 /// log2 of the number of pages that a fault reads together at least, if they are missing.
 const LEAST: u32 = 4;
@@ -27,12 +28,14 @@ pub(crate) struct Hints {
     pub(crate) folios: Advice,
     /// The reads to expect.
     pub(crate) reads: Expected,
+    /// True if programs execute the pages.
+    pub(crate) is_text: bool,
 }
 
 impl Hints {
     /// Returns the advice about a VMA.
     pub(crate) fn of(vma: &Vma) -> Self {
-        Hints { folios: vma.advice, reads: vma.expected() }
+        Hints { folios: vma.advice, reads: vma.expected(), is_text: vma.prot.contains(Prot::EXEC) }
     }
 }
 
@@ -42,12 +45,13 @@ pub(super) fn block_around(page: u64, order: u32) -> Range<u64> {
     first..first + (1 << order)
 }
 
-/// Returns the pages to read with `page`, as far as they are missing, where reads are expected like
-/// this. `folio_at` returns log2 of the number of pages of the folio in memory that has a page.
-pub(super) fn around(page: u64, reads: Expected, folio_at: impl FnOnce(u64) -> Option<u32>) -> Range<u64> {
-    match reads {
+/// Returns the pages to read with `page`, as far as they are missing, for a VMA with these hints.
+/// `folio_at` returns log2 of the number of pages of the folio in memory that has a page.
+pub(super) fn around(page: u64, hints: Hints, folio_at: impl FnOnce(u64) -> Option<u32>) -> Range<u64> {
+    match hints.reads {
         Expected::Random => return page..page + 1,
         Expected::Sequential => return page..block_around(page, MOST).end,
+        Expected::Unknown if hints.is_text => return block_around(page, MOST),
         Expected::Unknown => {}
     }
     let least = block_around(page, LEAST);

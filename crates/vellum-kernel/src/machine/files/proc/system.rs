@@ -111,6 +111,8 @@ fn memory(machine: &Machine) -> words::Memory {
         anonymous: anonymous + unevictable,
         mapped: spaces.mapped.min(shmem + files),
         shmem,
+        shmem_huge: count(Counter::ShmemHugePages),
+        file_huge: count(Counter::FileHugePages),
         slab_unreclaimable: heap::used(),
         kernel_stack: (machine.platform().count() * crate::arch::stack::MAIN_STACK_SIZE) as u64,
         page_tables: spaces.tables,

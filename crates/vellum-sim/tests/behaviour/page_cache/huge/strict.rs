@@ -23,11 +23,18 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots: 4096, hostility: Hostility::NONE, ..USUAL }, |on| {
         on.machine.policy().shmem().set(ORDER, ShmemKnob::WithinSize);
         test(on);
+        assert_eq!(huge_folios(on), 0, "no object is left");
     });
+}
+
+/// Returns the number of huge folios that objects without a store have.
+fn huge_folios<A: Silicon>(on: &Bench<'_, A>) -> u64 {
+    on.count(Counter::ShmemHugePages) >> ORDER
 }
 
 in_every_format! {
     one_huge_pte_maps_a_huge_folio => mapped,
+    a_huge_folio_counts_until_all_its_pages_are_removed => counted,
     a_huge_pte_is_split_where_pages_are_removed => punched,
     pages_are_removed_though_a_huge_pte_cannot_be_split => refused,
     a_private_vma_copies_single_pages => copied,
@@ -98,6 +105,21 @@ fn mapped<A: Silicon>(arch: A) {
         let quarter = HUGE / 2 / on.page;
         check(on, &spaces[0], (0..quarter).chain(3 * quarter..4 * quarter));
         check(on, &spaces[1], 0..4 * quarter);
+    });
+}
+
+fn counted<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let object = object(on);
+        drop(object.page_or_new(0, on.memcg).unwrap());
+        drop(object.page_or_new(2 * HUGE / on.page - 1, on.memcg).unwrap());
+        assert_eq!(huge_folios(on), 2);
+        punch(on, &object, &[]);
+        assert_eq!((huge_folios(on), on.count(Counter::ShmemPages) << 12), (2, 2 * HUGE - 4 * on.page));
+        assert!(object.punch_hole(0..HUGE).is_ok_and(|removed| removed.end == HUGE / on.page));
+        assert_eq!(huge_folios(on), 1);
+        assert!(object.set_size(HUGE).is_ok());
+        assert_eq!(huge_folios(on), 0);
     });
 }
 

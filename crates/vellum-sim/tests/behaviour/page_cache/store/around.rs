@@ -2,7 +2,7 @@
 
 use vellum::page_cache::{Changes, Object};
 use vellum::space::{Advise, FaultError, MapFlags};
-use vellum::vma::Expected;
+use vellum::vma::{Expected, Prot};
 use vellum_sim::{Fault, Silicon, Strict};
 
 use super::fixture::{File, RW, with_shared_file};
@@ -12,6 +12,7 @@ in_every_format! {
     faults_in_a_row_read_more_each_time => streams,
     faults_that_lie_apart_read_a_block_each => apart,
     advice_decides_how_much_a_fault_reads => advised,
+    text_is_read_in_the_largest_blocks => text,
     madv_willneed_reads_a_file => needed,
 }
 
@@ -98,6 +99,15 @@ fn advised<A: Silicon>(arch: A) {
         assert_eq!(long.touch([40, 150]), [60, 106], "up to page 100, and up to the end");
         long.advise(Expected::Unknown);
         assert_eq!(long.touch([24]), [16]);
+    });
+}
+
+/// In a mapping that a program may execute, a fault reads all of the 512 KiB around it.
+fn text<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        let long = Long::new(&file, 256);
+        long.space.protect(BASE, 256 * file.on.page, Prot::READ | Prot::EXEC).unwrap();
+        assert_eq!(long.touch([100, 5, 127, 200, 128]), [128, 128]);
     });
 }
 

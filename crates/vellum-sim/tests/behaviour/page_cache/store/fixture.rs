@@ -51,7 +51,8 @@ pub fn with_file_on<A: Silicon>(
         test(File { on, files, object, space });
         assert_eq!((files.under_way(), files.writes_under_way()), (0, 0));
         let counters = on.machine.memcgs().counters(MemcgId::ROOT).unwrap();
-        assert_eq!((on.count(Counter::FilePages), counters.dirty, counters.writing), (0, 0, 0));
+        let pages = [Counter::FilePages, Counter::FileHugePages].map(|pages| on.count(pages));
+        assert_eq!((pages, counters.dirty, counters.writing), ([0; 2], 0, 0));
     });
 }
 

@@ -7,6 +7,7 @@ use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
 use vellum::page_cache::{Changes, Object, ObjectError, Writeback, drop_clean};
 use vellum::space::{Advise, CollapseLimits, FaultError, MapFlags, MapRequest, collapse_object, write_back};
+use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::{Fault, Hostility, Refusal, Silicon, Simulated, Strict};
 
@@ -107,6 +108,7 @@ fn read<A: Silicon>(arch: A) {
         let read = [pages / 2, pages + 20, 2 * pages].map(|page| file.read_with(page));
         assert_eq!((read[0], read[1].0, read[2]), ((pages, 1), 16, (1, 1)));
         assert_eq!(file.huge_ptes(), file.if_huge(1));
+        assert_eq!(file.on.count(Counter::FileHugePages) << 12, HUGE);
         (0..pages).for_each(|page| assert_eq!(file.loads(page), Ok(())));
         // A private copy is one page.
         file.on.store(&file.space, BASE, 5);
