@@ -168,12 +168,19 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let mut spare = SpareNodes::new(self.0.machine);
         spare.provide(nodes, self.0.memcg())?;
         let mut folios = NewFolios::new(self.0);
-        let mut planned = folios.provide(pages.clone(), hints.folios, memcg);
-        if pages.start < page && planned.as_ref().map_or(true, |got| got.end <= page) {
-            // There is no memory for all pages before the wanted one: tries without them.
-            planned = folios.provide(page..pages.end, hints.folios, memcg);
-        }
-        match self.insert_reading((planned?, Some(page)), folios, &mut spare, 0) {
+        let mut first = pages.start;
+        let planned = loop {
+            match folios.provide(first..pages.end, hints.folios, memcg) {
+                Ok(got) if got.end > page => break got,
+                // A request does not have room for all pages before the wanted one: tries with as
+                // many as it has.
+                Ok(got) if folios.folios.is_full() => first = (page + 1 - (got.end - got.start)).clamp(first + 1, page),
+                Err(error) if first == page => return Err(error),
+                // There is no memory for them: tries without them.
+                Ok(_) | Err(_) => first = page,
+            }
+        };
+        match self.insert_reading((planned, Some(page)), folios, &mut spare, 0) {
             None => Ok(()),
             Some(request) => {
                 self.ask(request);
@@ -209,14 +216,11 @@ impl<'m, P: Platform> Reads<'_, 'm, P> {
         let is_huge = hints.folios == Advice::Huge
             && head.is_stored(&state, block.end - 1)
             && state.index.missing_run(frames, block.clone()) == 1 << huge;
-        let folio_at = |page| match state.index.find(frames, page)? {
-            Entry::Resident(pfn) => Some(u32::from(frames.head(pfn).1.order() - head.page_order)),
-            _ => None,
-        };
+        let exists = |page| state.index.find(frames, page).is_some();
         let pages = if is_huge {
             block
         } else {
-            let window = window::around(page, hints, folio_at);
+            let window = window::around(page, hints, exists);
             let start = (window.start..page).rev().take_while(is_missing).last().unwrap_or(page);
             start..(page..window.end).take_while(is_missing).last().unwrap_or(page) + 1
         };

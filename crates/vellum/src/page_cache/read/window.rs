@@ -1,11 +1,11 @@
 //! Decides which pages around a missing one a fault reads with it (Linux:
 //! `do_sync_mmap_readahead`).
 //!
-//! A fault reads a naturally aligned block of [`LEAST`] pages. A page at the edge of its block
-//! continues a stream if the page on the other side of the edge is in memory. Then the block is
-//! twice the folio of that page, so that a stream through a mapping gets larger folios as it goes
-//! on, as a stream of calls does, and needs no state. Programs jump about in their text, and use
-//! most of it, so that it is read in the largest blocks at once.
+//! A fault reads a naturally aligned block of 64 KiB. A page at the edge of its block continues a
+//! stream if the pages on the other side of the edge are in memory. Then the block is twice as large
+//! as what is there, of which a few pages are looked up. So a stream through a mapping is read in
+//! larger pieces as it goes on, as a stream of calls is, and needs no state. Programs jump about in
+//! their text, and use most of it, so that it is read in the largest blocks at once.
 
 use core::ops::Range;
 
@@ -46,8 +46,8 @@ pub(super) fn block_around(page: u64, order: u32) -> Range<u64> {
 }
 
 /// Returns the pages to read with `page`, as far as they are missing, for a VMA with these hints.
-/// `folio_at` returns log2 of the number of pages of the folio in memory that has a page.
-pub(super) fn around(page: u64, hints: Hints, folio_at: impl FnOnce(u64) -> Option<u32>) -> Range<u64> {
+/// `exists` returns whether a page is in memory or being read.
+pub(super) fn around(page: u64, hints: Hints, exists: impl Fn(u64) -> bool) -> Range<u64> {
     match hints.reads {
         Expected::Random => return page..page + 1,
         Expected::Sequential => return page..block_around(page, MOST).end,
@@ -56,12 +56,16 @@ pub(super) fn around(page: u64, hints: Hints, folio_at: impl FnOnce(u64) -> Opti
     }
     let least = block_around(page, LEAST);
     let (is_first, is_last) = (page == least.start, page + 1 == least.end);
-    let beside = if is_first { page.checked_sub(1) } else { is_last.then_some(least.end) };
-    match beside.and_then(folio_at) {
-        Some(order) => {
-            let block = block_around(page, (order + 1).clamp(LEAST, MOST));
-            if is_first { page..block.end } else { block.start..page + 1 }
-        }
-        None => least,
+    // Returns whether the page exists that lies so far from this one, outside its block.
+    let is_there = |distance| match (is_first, is_last) {
+        (true, _) => page.checked_sub(distance).is_some_and(&exists),
+        (_, true) => exists(page + distance),
+        _ => false,
+    };
+    if !is_there(1) {
+        return least;
     }
+    let order = (LEAST..MOST).find(|order| !is_there(1 << order)).unwrap_or(MOST);
+    let block = block_around(page, order);
+    if is_first { page..block.end } else { block.start..page + 1 }
 }
