@@ -2,10 +2,10 @@
 //! `do_sync_mmap_readahead`).
 //!
 //! A fault reads a naturally aligned block of 64 KiB. A page at the edge of its block continues a
-//! stream if the pages on the other side of the edge are in memory. Then the block is twice as large
-//! as what is there, of which a few pages are looked up. So a stream through a mapping is read in
-//! larger pieces as it goes on, as a stream of calls is, and needs no state. Programs jump about in
-//! their text, and use most of it, so that it is read in the largest blocks at once.
+//! stream if the pages on the other side of the edge are in memory. Then the block is twice as
+//! large as what is there, of which a few pages are looked up. So a stream through a mapping is
+//! read in larger pieces as it goes on, as a stream of calls is, and needs no state. Programs jump
+//! about in their text, and use most of it, so that it is read in the largest blocks at once.
 
 use core::ops::Range;
 
