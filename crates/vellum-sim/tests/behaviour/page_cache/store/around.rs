@@ -27,6 +27,7 @@ struct Long<'b, 'm, A: Silicon> {
 impl<'b, 'm, A: Silicon> Long<'b, 'm, A> {
     fn new(file: &'b File<'b, 'm, A>, pages: u64) -> Self {
         let on = file.on;
+        on.machine.policy().set_file_orders(u32::MAX);
         let object = Object::with_store(on.machine, &on.arch, on.memcg, 1, pages * on.page, Changes::ToStore).unwrap();
         let space = on.space();
         let flags = MapFlags::FIXED | MapFlags::SHARED;
@@ -68,8 +69,8 @@ fn streams<A: Silicon>(arch: A) {
     with_shared_file(arch, |file| {
         let pages = 250;
         for (downwards, orders) in [(false, u32::MAX), (true, u32::MAX), (false, 0), (true, 0)] {
-            file.on.machine.policy().set_file_orders(orders);
             let long = Long::new(&file, pages);
+            file.on.machine.policy().set_file_orders(orders);
             let reads = match downwards {
                 false => long.touch(0..pages),
                 true => long.touch((0..pages).rev()),
