@@ -194,8 +194,8 @@ impl FolioPolicy {
 
     /// Returns the orders, as a bit set, of the folios that reads and writes of whole pages insert
     /// into objects with a store, besides single pages, where a whole folio lies within the pages
-    /// that are read or written together (Linux: `mapping_set_large_folios`); 64 KiB by default. So a stream, or a program's text, is in folios that a cont
-    /// block maps.
+    /// that are read or written together (Linux: `mapping_set_large_folios`); 64 KiB by default. So
+    /// a stream, or a program's text, is in folios that a cont block maps.
     pub fn file_orders(&self) -> u32 {
         self.file_orders.load(Relaxed)
     }
