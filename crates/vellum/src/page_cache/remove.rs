@@ -46,9 +46,13 @@ impl RemovedPages {
 impl<P: Platform> Object<'_, P> {
     /// Sets the size in bytes (Linux: `truncate`). Pages beyond it are removed, and the rest of the
     /// last page is zeroed; a larger object gets a hole at its end, or the pages that were
-    /// preallocated there. Of an object with a store the storage has what lies beyond the old end:
-    /// the host grows the storage, with zeros, first. The caller serialises calls for one object
-    /// (Linux: the inode lock).
+    /// preallocated there. The caller serialises calls for one object (Linux: the inode lock).
+    ///
+    /// Behind the end, in the last page, the storage may have anything if changes go there: the
+    /// object writes zeros before it grows. If they stay in memory, and behind that page, the host
+    /// grows the storage first, with zeros. It cuts the storage off after this call; and if the
+    /// bytes that are cut off must not return when the file grows after a loss of power, it has the
+    /// last page written in between ([`write_back`](crate::space::write_back)).
     ///
     /// A page that the host is writing is not removed before the write has ended, so that no write
     /// reaches the storage after the storage was cut off; the caller tries again then.
@@ -68,11 +72,13 @@ impl<P: Platform> Object<'_, P> {
             self.lock().size = size;
             return Ok(RemovedPages { first, end: first, even_cows: true });
         }
-        let tail_part = self.page_part(size..first << self.page_shift())?;
-        self.lock().size = size;
-        tail_part.zero();
-        self.mark_dirty(tail_part.pages());
-        drop(tail_part);
+        // A call that tries again has set the size before.
+        if size < old {
+            let tail_part = self.page_part(size..first << self.page_shift())?;
+            self.lock().size = size;
+            tail_part.zero();
+            self.mark_dirty(tail_part.pages());
+        }
         self.remove(first..u64::MAX)?;
         Ok(RemovedPages { first, end: u64::MAX, even_cows: true })
     }
@@ -177,16 +183,22 @@ pub fn move_from<P: Platform>(object: &Object<'_, P>, first: u64, size: u64) -> 
     RemovedPages { first, end: u64::MAX, even_cows: true }
 }
 
-/// Zeroes the part of the last page behind the end at `size`, where programs may have written, if
-/// the page is in memory: writeback has left that part out, so the storage lacks it (Linux:
-/// `pagecache_isize_extended`). Does nothing for an object without a store.
+/// Zeroes the part of the last page behind the end at `size`, before the object grows: programs may
+/// have stored there, and the storage may have bytes there that another system left (Linux:
+/// `pagecache_isize_extended`, `ext4_block_truncate_page`). Does nothing for an object without a
+/// store, whose pages have zeros there.
 ///
 /// # Errors
 /// As for [`Object::page`].
 fn zero_behind<P: Platform>(object: &Object<'_, P>, size: u64) -> Result<(), ObjectError> {
-    let page = size >> object.page_shift();
-    if object.head().store.is_some() && object.has_page(page) {
-        object.page_part(size..(page + 1) << object.page_shift())?.zero();
+    let (head, shift) = (object.head(), object.page_shift());
+    let behind = size..size.next_multiple_of(1 << shift);
+    if head.writes_to_store() {
+        let part = object.page_part(behind)?;
+        part.zero();
+        object.mark_dirty(part.pages());
+    } else if head.store.is_some() && object.has_page(size >> shift) {
+        object.page_part(behind)?.zero();
     }
     Ok(())
 }

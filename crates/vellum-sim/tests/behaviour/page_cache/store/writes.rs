@@ -18,6 +18,7 @@ in_every_format! {
     each_space_faults_after_its_page_was_written => shared,
     what_the_host_marks_is_written => host,
     nothing_beyond_the_end_is_written => end,
+    growth_writes_zeros_where_the_storage_has_other_bytes => grown,
     an_error_of_a_write_is_reported_once_to_each_opener => errors,
     reclaim_writes_dirty_pages_and_drops_them_later => reclaimed,
     truncation_waits_for_writes => truncated,
@@ -252,6 +253,32 @@ fn end<A: Silicon>(arch: A) {
         assert!(file.object.set_size((PAGES + 1) * file.on.page).is_ok_and(|gone| gone.is_empty()));
         assert_eq!(file.on.cpu.enter(&file.space).load_u64(at + 104), Ok(0));
         assert_eq!(file.on.cpu.enter(&file.space).load_u64(at + 88), Ok(!0));
+    });
+}
+
+/// Growth writes zeros behind the old end in its page, whatever the storage has there: it is read
+/// first if it is not in memory, and growth changes nothing before that. The size that a file has
+/// already changes nothing.
+fn grown<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        let (old, new) = (PAGES * file.on.page + 100, (PAGES + 3) * file.on.page);
+        let word = |at| file.files.word(TAG, PAGES * file.on.page + at);
+        assert!(word(104) != 0 && word(400) != 0);
+        assert_eq!(file.object.set_size(new), Err(ObjectError::Pending(file.pending(PAGES))));
+        assert_eq!(file.object.size(), old);
+        file.files.finish_with(file.on.machine, file.pending(PAGES)).unwrap();
+        assert!(file.object.set_size(new).is_ok_and(|gone| gone.is_empty()));
+        assert_eq!(file.dirty(), (1, 0));
+        assert!(file.object.set_size(new).is_ok());
+        assert_eq!(file.dirty(), (1, 0), "the same size again");
+        file.start();
+        file.finish_writes();
+        assert_eq!((word(104), word(400)), (0, 0));
+        assert_ne!(word(88), 0, "before the end");
+        let cut = file.object.set_size(4 * file.on.page).unwrap();
+        unmap_removed(&[&file.space][..], &file.object, &cut);
+        assert!(file.object.set_size(new).is_ok_and(|gone| gone.is_empty()));
+        assert_eq!(file.dirty(), (0, 0), "no page has the end in its middle");
     });
 }
 
