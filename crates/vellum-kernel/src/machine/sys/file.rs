@@ -1,18 +1,15 @@
 //! Implements the system calls that take a file descriptor, other than reads and writes: `fcntl`,
-//! `fallocate` and the like.
+//! `close` and the like.
 
-use super::pieces::{by_pieces, may_go_on};
 use super::sync::write_pages;
-use super::transfer::may_resize;
 use super::{Answer, lock};
 use crate::files;
-use crate::files::contents::{self, Held};
+use crate::files::contents;
 use crate::files::user::UserBytes;
 use crate::mem::{Object, uaccess};
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
-use core::pin::pin;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum::page_cache::PageCounts;
@@ -27,7 +24,7 @@ pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
 }
 
 /// Returns the object that has the pages of an open file, if it has pages.
-fn object_of(open: &Open) -> Option<Object> {
+pub fn object_of(open: &Open) -> Option<Object> {
     match open.file().ok()?.mappable() {
         Mappable::Pages(pages) => contents::object_of(&pages).cloned(),
         _ => None,
@@ -167,78 +164,6 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
         ioctl::FIOCLEX => set_close_on_exec(true),
         ioctl::FIONCLEX => set_close_on_exec(false),
         other => open.file()?.request(other, argument),
-    }
-}
-
-/// Implements `ftruncate`.
-pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
-    let open = open_of(thread, fd)?;
-    if size > i64::MAX as u64 {
-        return Err(Errno::EINVAL);
-    }
-    open.writable().map_err(|_| Errno::EINVAL)?;
-    may_resize(thread, &**open.inode(), size)?;
-    open.truncate(size).map(|()| 0)
-}
-
-/// Implements `fallocate`.
-pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
-    const KEEPS_SIZE: u64 = 1;
-    const SHIFTS: u64 = (abi::FALLOC_FL_COLLAPSE_RANGE | abi::FALLOC_FL_INSERT_RANGE) as u64;
-    let open = open_of(thread, fd)?;
-    open.writable()?;
-    if mode & (KEEPS_SIZE | SHIFTS) == 0 {
-        may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
-    }
-    // The file's write lock is held across the pieces, so that no write comes between them.
-    let _guard = thread.killable(open.lock_writes()).await?;
-    let mut done = 0;
-    let mut allocate = || open.allocate(mode as u32, offset as i64, len as i64, &mut done);
-    if mode & SHIFTS != 0
-        && let Some(object) = object_of(&open)
-    {
-        return shift(thread, &object, offset / FRAME_SIZE, allocate).await.map(|()| 0);
-    }
-    let piece = || {
-        while !allocate()? {
-            if !may_go_on(thread) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    };
-    by_pieces(thread, piece).await.map(|()| 0)
-}
-
-/// Calls `allocate` until it has moved the bytes of a file from page `first` on, whose object this
-/// is: until no page that loses its bytes is in memory. Programs wait for these pages meanwhile.
-///
-/// # Errors
-///
-/// Those of `allocate`, and of [`Held::new`]. `EINTR`: the thread is being killed.
-async fn shift(
-    thread: &Arc<Thread>,
-    object: &Object,
-    first: u64,
-    mut allocate: impl FnMut() -> Result<bool, Errno>,
-) -> Result<(), Errno> {
-    let mut held = None;
-    loop {
-        let mut is_done = false;
-        let piece = || {
-            is_done = allocate()?;
-            Ok(true)
-        };
-        by_pieces(thread, piece).await?;
-        if is_done {
-            return Ok(());
-        }
-        // The call is known to be right.
-        let pages = match &mut held {
-            Some(pages) => pages,
-            none => none.insert(Held::new(object, first)?),
-        };
-        thread.killable(pin!(pages.empty())).await?;
     }
 }
 

@@ -8,7 +8,8 @@
 //! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
 //! | [`pieces`] | long calls that run piece by piece |
 //! | [`transfer`] | reads and writes, and copies from file to file |
-//! | [`mod@file`] | file descriptors: `fcntl`, `fallocate`, `close` and the like |
+//! | [`mod@file`] | file descriptors: `fcntl`, `close` and the like |
+//! | [`size`] | sizes and storage of files: `truncate`, `fallocate` |
 //! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
 //! | [`mod@select`] | `select` and `poll` |
 //! | [`mod@lock`] | `flock` and record locks |
@@ -56,6 +57,7 @@ pub mod schedule;
 pub mod select;
 pub mod shm;
 pub mod signal;
+pub mod size;
 pub mod swap;
 pub mod sync;
 mod table;

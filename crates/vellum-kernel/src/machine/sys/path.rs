@@ -1,6 +1,6 @@
 //! Implements the system calls that take a path, and those that change a file's metadata.
 
-use super::{Answer, file, program, transfer};
+use super::{Answer, file, program};
 use crate::files::{self, Executable};
 use crate::mem::{EPOCH, now_ns, payer, uaccess};
 use crate::task::Thread;
@@ -12,7 +12,6 @@ use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Access, Device, Time};
 use vellum_kernel::fs::names::{LONGEST_PATH, MappedFile, View};
-use vellum_kernel::fs::write_access::Writing;
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
@@ -59,7 +58,7 @@ fn inode_for(
 }
 
 /// Calls `look` with the caller's rights, for an operation on an inode already resolved.
-fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
     files::view(&thread.files(), &thread.credentials().file_credentials(), abi::AT_FDCWD, true, look)
 }
 
@@ -202,21 +201,6 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
     let count = target.len().min(len as usize);
     uaccess::write(&thread.memory(), to, &target[..count])?;
     Ok(count as u64)
-}
-
-/// Implements `truncate`.
-pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
-    if size > i64::MAX as u64 {
-        return Err(Errno::EINVAL);
-    }
-    let inode = inode_at(thread, HERE, name, 0, 0)?;
-    view(thread, |view| {
-        view.may_truncate(&*inode)?;
-        transfer::may_resize(thread, &*inode, size)?;
-        let _writing = Writing::begin(&inode)?;
-        inode.truncate(size)
-    })?;
-    Ok(0)
 }
 
 /// Implements `chmod` and `fchmodat`.

@@ -10,7 +10,7 @@ use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl, process,
-    program, remote, schedule, select, shm, signal, swap, sync, timer, transfer, wait,
+    program, remote, schedule, select, shm, signal, size, swap, sync, timer, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -129,8 +129,8 @@ system_calls! {
         __NR_syncfs: Full => sync::syncfs(thread, a[0]).await;
         __NR_readahead: Full => sync::readahead(thread, a[0], a[1], a[2]);
         __NR_sync: Full => sync::all(thread).await;
-        __NR_ftruncate: Full => file::ftruncate(thread, a[0], a[1]);
-        __NR_fallocate: Full => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_ftruncate: Full => size::ftruncate(thread, a[0], a[1]).await;
+        __NR_fallocate: Full => size::fallocate(thread, a[0], a[1], a[2], a[3]).await;
         __NR_getdents64: Full => file::getdents(thread, a[0], a[1], a[2]);
         __NR_pipe2: Full => anon_inode::pipe(thread, a[0], a[1]);
         __NR_pselect6: Full => select::pselect(thread, a).await;
@@ -162,7 +162,7 @@ system_calls! {
         __NR_renameat: Full => path::rename(thread, a[0], a[1], a[2], a[3], 0);
         __NR_renameat2: Full => path::rename(thread, a[0], a[1], a[2], a[3], a[4]);
         __NR_readlinkat: Full => path::readlink(thread, a[0], a[1], a[2], a[3]);
-        __NR_truncate: Full => path::truncate(thread, a[0], a[1]);
+        __NR_truncate: Full => size::truncate(thread, a[0], a[1]).await;
         __NR_fchmodat: Full => path::chmod(thread, a[0], a[1], a[2]);
         __NR_fchmod: Full => path::fchmod(thread, a[0], a[1]);
         __NR_fchownat: Full => path::chown(thread, a[0], a[1], a[2], a[3], a[4]);

@@ -8,8 +8,10 @@
 //! | `direct` | reads and writes past the page cache |
 //! | `filling` | pages that the kernel fills itself |
 //! | `hold` | pages on hold while their bytes move |
+//! | `cut` | truncation, in the order in which the storage learns of it |
 //! | `sync` | writes of dirty pages to the store |
 
+mod cut;
 mod direct;
 mod filling;
 mod hold;
@@ -190,9 +192,9 @@ impl ObjectContents {
         under_way.map_or(Ok(()), |page| Err(errno(ObjectError::Pending(page))))
     }
 
-    /// Takes pages out of memory that the object has just lost.
-    fn set_object_size(&self, size: u64) -> Result<(), Errno> {
-        let gone = self.object.set_size(size).map_err(errno)?;
+    /// Sets the object's size, and takes pages that it has lost out of memory.
+    fn set_object_size(&self, size: u64) -> Result<(), ObjectError> {
+        let gone = self.object.set_size(size)?;
         space::unmap_removed(&All, &self.object, &gone);
         Ok(())
     }
@@ -216,16 +218,16 @@ impl Pages for ObjectContents {
 
     fn set_size(&self, size: u64) -> Result<(), Errno> {
         let _sizing = self.sizing.lock();
-        let Some(store) = &self.store else { return self.set_object_size(size) };
+        let Some(store) = &self.store else { return self.set_object_size(size).map_err(errno) };
         // After the wait for writes, the call is tried again with the size that it has set.
         if size <= self.size() {
-            self.set_object_size(size)?;
+            self.set_object_size(size).map_err(errno)?;
             self.settle(size / PAGE..u64::MAX)?;
             return store.set_size(size);
         }
         // A size that can't be is refused before anything changes.
         store.set_size(size)?;
-        self.set_object_size(size)
+        self.set_object_size(size).map_err(errno)
     }
 
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {

@@ -95,7 +95,7 @@ impl ObjectContents {
         pages.written();
         let reached = at + taken.unwrap_or(0) as u64;
         if grows && reached < first * PAGE + len as u64 {
-            self.set_object_size(reached.max(old))?;
+            self.set_object_size(reached.max(old)).map_err(errno)?;
         }
         let taken = taken?;
         self.object.mark_dirty(pages_of(at..reached));

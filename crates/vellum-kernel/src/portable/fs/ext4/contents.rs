@@ -301,7 +301,11 @@ impl Contents {
     /// # Errors
     /// `ENOSPC`, `EFBIG`, `EROFS`, `EIO`.
     pub fn set_size(&self, size: u64) -> Result<(), Errno> {
-        self.change(|| self.fs.with(|fs| fs.truncate_inode(number(self.inode)?, size)))
+        self.change(|| self.truncate(size))
+    }
+
+    fn truncate(&self, size: u64) -> Result<(), Errno> {
+        self.fs.with(|fs| fs.truncate_inode(number(self.inode)?, size))
     }
 
     /// Reserves blocks for the holes of a range, which read as zeros. The size stays.
@@ -383,8 +387,10 @@ impl Contents {
     /// # Errors
     /// `EROFS`, `EIO`.
     pub fn grow(&self, size: u64) -> Result<(), Errno> {
+        // The size is compared and set at once: a write that ends in between would be cut off.
+        let _placing = self.placing.lock();
         match self.fs.with(|fs| fs.inode(number(self.inode)?))?.size < size {
-            true => self.set_size(size),
+            true => self.forget_places(|| self.truncate(size)),
             false => Ok(()),
         }
     }

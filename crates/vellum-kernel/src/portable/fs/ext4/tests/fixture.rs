@@ -155,7 +155,13 @@ impl Pages for Shared {
     }
 
     fn set_size(&self, size: u64) -> Result<(), Errno> {
+        let cuts = size < self.size() && !size.is_multiple_of(4096);
         self.0.pages.set_size(size)?;
+        // The zeros behind the new end come first.
+        if cuts {
+            *self.0.dirty.lock().unwrap() = true;
+            self.0.write_back()?;
+        }
         self.0.contents.set_size(size)
     }
 

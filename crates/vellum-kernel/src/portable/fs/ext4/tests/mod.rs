@@ -121,6 +121,33 @@ fn a_write_that_fails_leaves_whole_blocks() {
     check("fails", &device.bytes(), false);
 }
 
+/// Nothing but the page cache writes the bytes of a file: a change of its size leaves the block
+/// with the end alone, which the page cache may be writing.
+#[test]
+fn a_change_of_the_size_writes_no_bytes_of_the_file() {
+    let device = Recorder::new(image("sized", &["-b", "4096"]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let file = make(&(root.clone() as Arc<dyn Inode>), "file", Kind::Regular).unwrap();
+    let cached = mounted.files.lock().unwrap().values().find_map(Weak::upgrade).unwrap();
+    let mut block = 0;
+    let written = cached.contents.write(0..100, &mut |to, part| {
+        block = to;
+        if device.write(to, &[7; 4096]) { part.end } else { part.start }
+    });
+    assert_eq!(written, Ok(4096));
+    mounted.fs.sync().unwrap();
+    for size in [5000, 50, 9000, 4097] {
+        cached.contents.set_size(size).unwrap();
+        mounted.fs.sync().unwrap();
+    }
+    let log = device.0.lock().unwrap().log.clone();
+    let to_block = log.iter().filter(|event| matches!(event, Event::Write(at, _) if *at as u64 == block));
+    assert_eq!(to_block.count(), 1);
+    drop((cached, file));
+    mounted.unmount(root);
+    check("sized", &device.bytes(), false);
+}
+
 /// An image with blocks larger than a page, and one without a file system, are refused.
 #[test]
 fn what_can_not_be_mounted_is_refused() {
