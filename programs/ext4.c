@@ -29,7 +29,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-enum { LONGEST = 64 * PAGE };
+enum { LONGEST = 512 * PAGE };
 
 static const char *device;
 static const char DIRECTORY[] = "/ext4";
