@@ -93,7 +93,7 @@ pub enum Advice {
 
 /// All orders that folios of page-cache objects may have, as a bit set.
 const ALL_ORDERS: u32 = (2 << HUGE_ORDER) - 1;
-/// The default order of folios of objects: 64 KiB.
+/// The default order of preallocated folios of objects without a store: 64 KiB.
 const MEMORY_ORDER: u8 = 4;
 
 /// The settings of all orders, by default Linux's: 2 MiB inherits the machine-wide setting
@@ -132,7 +132,7 @@ impl Default for FolioPolicy {
             defrag: AtomicU8::new(Defrag::default() as u8),
             cont_blocks: AtomicBool::new(true),
             shmem: ShmemPolicy::default(),
-            file_orders: AtomicU32::new(1 << MEMORY_ORDER),
+            file_orders: AtomicU32::new(ALL_ORDERS),
             memory_orders: AtomicU32::new(1 << MEMORY_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
@@ -194,8 +194,9 @@ impl FolioPolicy {
 
     /// Returns the orders, as a bit set, of the folios that reads and writes of whole pages insert
     /// into objects with a store, besides single pages, where a whole folio lies within the pages
-    /// that are read or written together (Linux: `mapping_set_large_folios`); 64 KiB by default. So
-    /// a stream, or a program's text, is in folios that a cont block maps.
+    /// that are read or written together; by default all orders up to [`HUGE_ORDER`] (Linux:
+    /// `mapping_set_large_folios`). So a stream, or a program's text, is in folios that a cont
+    /// block maps.
     pub fn file_orders(&self) -> u32 {
         self.file_orders.load(Relaxed)
     }
