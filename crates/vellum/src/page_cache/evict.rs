@@ -81,7 +81,7 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
         return;
     }
     let (machine, frames) = (object.machine, object.machine.frames());
-    let mut page = pages.start;
+    let (mut page, mut tried) = (pages.start, None);
     while page < pages.end {
         let state = object.lock();
         let Some((found, entry)) = state.index.next(frames, page).filter(|(found, _)| *found < pages.end) else {
@@ -90,6 +90,9 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
         page = found + 1;
         let Entry::Resident(pfn) = entry else { continue };
         let (head, frame) = frames.head(pfn);
+        if tried.replace(head) == Some(head) {
+            continue;
+        }
         let first = mapping::folio_index(frame.data());
         let folio = first..first + (1 << (frame.order() - object.page_order()));
         if first < pages.start || folio.end > pages.end || frames.get_counts_checked(head, frame, 1, 0).is_err() {
@@ -98,7 +101,6 @@ pub fn drop_clean<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) {
         drop(state);
         drop_batch(object, &mut core::iter::once((head, frame, 0)), (true, None), |_| ());
         machine.put_folio(head, 1, 0);
-        page = folio.end.max(page);
         machine.platform().resched();
     }
 }

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use vellum::memcg::LruList;
 use vellum::page_cache::{Changes, Object, Readahead, drop_clean};
-use vellum::space::Advise;
+use vellum::space::{Advise, unmap_removed};
 use vellum::stats::Counter;
 use vellum::vma::Expected;
 use vellum_sim::{Silicon, Strict};
@@ -20,6 +20,7 @@ in_every_format! {
     active_pages_that_are_not_used_leave_in_the_end => aged,
     a_page_that_is_read_again_soon_after_reclaim_is_active => refault,
     a_page_that_is_read_again_late_or_was_not_reclaimed_is_not => late,
+    pages_in_the_gap_of_a_folio_are_dropped_too => gap,
 }
 
 impl<'m, A: Silicon> File<'_, 'm, A> {
@@ -173,5 +174,18 @@ fn late<A: Silicon>(arch: A) {
         assert_eq!(file.in_memory(0..16), 0);
         file.read(0..16);
         assert_eq!(file.on.count(Counter::FileRefaults), before);
+    });
+}
+
+/// A folio in whose middle a hole was punched does not hide the pages that were read there since.
+fn gap<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        file.read(0..16);
+        let hole = file.object.punch_hole(4 * file.on.page..12 * file.on.page).unwrap();
+        unmap_removed(&[&file.space][..], &file.object, &hole);
+        file.read(0..16);
+        assert_eq!(file.in_memory(0..16), 16);
+        drop_clean(&file.object, 0..16);
+        assert_eq!(file.in_memory(0..16), 0);
     });
 }
