@@ -192,8 +192,11 @@ static void step(struct file *file, uint64_t *state) {
         memset(file->bytes + at, 0, inside);
         break;
     case 9:
-        if (fallocate(file->fd, below(2, state) ? FALLOC_FL_KEEP_SIZE : 0, (off_t)at, (off_t)count))
+        mode = (int[]){0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_ZERO_RANGE}[below(3, state)];
+        if (fallocate(file->fd, mode, (off_t)at, (off_t)count))
             die("%s: fallocate of %zu bytes at %zu", file->path, count, at);
+        if (mode == FALLOC_FL_ZERO_RANGE)
+            memset(file->bytes + at, 0, inside);
         struct stat found;
         fstat(file->fd, &found);
         if ((size_t)found.st_size != file->size && (size_t)found.st_size != at + count)

@@ -65,6 +65,25 @@ static bool cachestat_counts_pages_in_memory(void) {
     return good;
 }
 
+// Zeros that reach beyond the end of a file make it longer, whether the page with the end is in
+// memory or not.
+static bool zeros_reach_beyond_the_end(void) {
+    new_file(0);
+    struct stat found;
+    bool good = true;
+    for (int dropped = 0; dropped < 2; dropped++) {
+        good &= !ftruncate(cached, 10 * PAGE) && put(cached, 0, 10 * PAGE + 50, 1) && !fsync(cached);
+        if (dropped)
+            good &= !posix_fadvise(cached, 0, 0, POSIX_FADV_DONTNEED) && in_memory() == 0;
+        good &= !fallocate(cached, FALLOC_FL_ZERO_RANGE, 5 * PAGE, 15 * PAGE);
+        good &= !fstat(cached, &found) && found.st_size == 20 * PAGE && reads(cached, 0, 5 * PAGE, 1);
+        good &= pread(cached, buffer, 15 * PAGE, 5 * PAGE) == 15 * PAGE && !buffer[0];
+        good &= !memcmp(buffer, buffer + 1, 15 * PAGE - 1);
+    }
+    end_file();
+    return good;
+}
+
 // A write from memory that can't be read fails, and leaves the file as it was.
 static bool a_write_from_nowhere_fails(void) {
     new_file(0);
@@ -114,6 +133,7 @@ static bool a_killed_writer_keeps_nothing(void) {
 static const struct rule hole_rules[] = {
     {"holes are found", holes_are_found},
     {"cachestat counts pages in memory", cachestat_counts_pages_in_memory},
+    {"zeros reach beyond the end", zeros_reach_beyond_the_end},
     {"a write from nowhere fails", a_write_from_nowhere_fails},
     {"a killed writer keeps nothing", a_killed_writer_keeps_nothing},
 };

@@ -231,8 +231,9 @@ impl File for OpenRegular {
                 if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.node.space().pages {
                     return Err(Errno::ENOSPC);
                 }
-                if zeroes && done == 0 {
-                    self.pages.punch(bytes.clone())?;
+                // Behind the end are zeros, and the page with the end stays in memory for the growth.
+                if zeroes && done == 0 && bytes.start < size {
+                    self.pages.punch(bytes.start..bytes.end.min(size))?;
                 }
                 let from = bytes.start + done;
                 end = end.min((from / FALLOCATE_CHUNK + 1) * FALLOCATE_CHUNK);
