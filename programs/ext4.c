@@ -18,9 +18,10 @@
 // holes  checks rules of holes, and of writes that fail or are killed (holes.h), likewise
 // full   fills the disk: writes fail with ENOSPC, and what they took before that is kept
 // load   writes files for ever, and prints a line with name, size and number of each once it was
-//        synchronised: for a machine that is to lose its power
-// check  reads lines that `load` has printed, and checks that the disk has what they name. The
-//        status is 1 if it has not
+//        synchronised: for a machine that is to lose its power. Cuts other files off, and lets
+//        them grow
+// check  reads lines that `load` has printed, and checks that the disk has what they name, and that
+//        no file has what was cut off it. The status is 1 if that is not so
 #include "common.h"
 #include "holes.h"
 #include "random.h"
@@ -29,7 +30,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-enum { LONGEST = 512 * PAGE };
+enum { LONGEST = 512 * PAGE, LONGEST_LOADED = 64 * PAGE };
 
 static const char *device;
 static const char DIRECTORY[] = "/ext4";
@@ -352,14 +353,70 @@ static unsigned char loaded(uint64_t number, size_t at) {
     return (unsigned char)(number * 29 + at / 512 * 3 + at);
 }
 
+// What a file says of itself that `load` cuts off, and then makes longer than it was.
+struct cut {
+    uint64_t left, grown;
+};
+
+enum { CUT_FILES = 8, LONGEST_CUT = 5 * PAGE };
+
+static void open_cut(long number, int flags, int *fd) {
+    char path[64];
+    snprintf(path, sizeof path, "%s/cut-%ld", DIRECTORY, number);
+    *fd = open(path, O_RDWR | O_CLOEXEC | flags, 0644);
+}
+
+// Cuts a file off, and lets it grow: what it loses must not return.
+static void cut(uint64_t *state) {
+    static unsigned char bytes[LONGEST_CUT];
+    size_t whole = PAGE + below(LONGEST_CUT - PAGE, state);
+    struct cut cut = {.left = sizeof cut + below(whole - sizeof cut, state)};
+    cut.grown = whole + 1 + below(PAGE, state);
+    memset(bytes, 0xa5, sizeof bytes);
+    memcpy(bytes, &cut, sizeof cut);
+    int fd;
+    open_cut((long)below(CUT_FILES, state), O_CREAT | O_TRUNC, &fd);
+    if (fd < 0 || write(fd, bytes, whole) != (ssize_t)whole || fsync(fd))
+        die("write of %zu bytes", whole);
+    if (ftruncate(fd, (off_t)cut.left) || ftruncate(fd, (off_t)cut.grown) || close(fd))
+        die("ftruncate to %zu and %zu", (size_t)cut.left, (size_t)cut.grown);
+}
+
+// Returns the number of cut files that have what they had lost.
+static int check_cuts(void) {
+    static unsigned char bytes[LONGEST_CUT + PAGE + 1];
+    int wrong = 0, grown = 0;
+    for (long number = 0; number < CUT_FILES; number++) {
+        int fd;
+        open_cut(number, 0, &fd);
+        if (fd < 0)
+            continue;
+        ssize_t count = read(fd, bytes, sizeof bytes);
+        close(fd);
+        struct cut cut;
+        memcpy(&cut, bytes, sizeof cut);
+        if (count < (ssize_t)sizeof cut || (uint64_t)count != cut.grown)
+            continue;
+        grown++;
+        for (size_t at = sizeof cut; at < cut.grown; at++)
+            if (bytes[at] != (at < cut.left ? 0xa5 : 0)) {
+                printf("cut-%ld has %#x at %zu, and was cut off at %zu\n", number, bytes[at], at, (size_t)cut.left);
+                wrong++;
+                break;
+            }
+    }
+    printf("{\"case\": \"cut\", \"grown\": %d, \"wrong\": %d}\n", grown, wrong);
+    return wrong;
+}
+
 static int load(long seed) {
     uint64_t state = (uint64_t)seed;
-    static unsigned char bytes[LONGEST];
+    static unsigned char bytes[LONGEST_LOADED];
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (uint64_t number = 1;; number++) {
         char path[64], other[64];
         uint64_t name = below(12, &state);
-        size_t count = 1 + below(LONGEST, &state);
+        size_t count = 1 + below(LONGEST_LOADED, &state);
         snprintf(path, sizeof path, "%s/load-%lu", DIRECTORY, (unsigned long)name);
         snprintf(other, sizeof other, "%s/new-%lu", DIRECTORY, (unsigned long)name);
         for (size_t i = 0; i < count; i++)
@@ -398,13 +455,15 @@ static int load(long seed) {
         } else if (below(3, &state) == 0) {
             snprintf(other, sizeof other, "%s/other-%lu", DIRECTORY, (unsigned long)below(20, &state));
             unlink(other);
+        } else {
+            cut(&state);
         }
     }
 }
 
 // Returns whether the file has the contents of a number.
 static bool has(const char *path, size_t size, uint64_t number) {
-    static unsigned char bytes[LONGEST + 1];
+    static unsigned char bytes[LONGEST_LOADED + 1];
     int fd = open(path, O_RDONLY);
     if (fd < 0)
         return false;
@@ -458,7 +517,7 @@ static int check(const char *name) {
         wrong += !good;
     }
     printf("{\"case\": \"check\", \"files\": %d, \"wrong\": %d}\n", count, wrong);
-    return wrong ? 1 : 0;
+    return wrong + check_cuts() ? 1 : 0;
 }
 
 int main(int argc, char **argv) {
