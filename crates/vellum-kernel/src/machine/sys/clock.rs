@@ -38,6 +38,9 @@ pub fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), E
     uaccess::write(&thread.memory(), to, &both.to_le_bytes())
 }
 
+/// The kind of the clocks that are files, of which there are none, in the lowest bits.
+const OF_FILE: u64 = 3;
+
 /// Returns the time of a clock in nanoseconds; `EINVAL` for an unknown clock.
 pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
     match clock as u32 {
@@ -49,7 +52,7 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
         abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.cpu_time()),
         // A CPU-time clock of a process or thread: the inverted ID above three bits that select the
         // kind.
-        _ if (clock as i32) < 0 => {
+        _ if (clock as i32) < 0 && clock & 3 != OF_FILE => {
             const OF_THREAD: i32 = 4;
             let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
             match (number, of_thread) {

@@ -131,6 +131,7 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
             open.set_flags(argument as u32);
             Ok(0)
         }
+        abi::F_ADD_SEALS => open.writable().map_err(|_| Errno::EPERM)?.control(abi::F_ADD_SEALS, argument),
         command if lock::is_command(command) => lock::fcntl(thread, &open, command, argument).await,
         _ => open.file()?.control(command as u32, argument),
     }

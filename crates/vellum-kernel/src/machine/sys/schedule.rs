@@ -24,12 +24,17 @@ fn thread_of(thread: &Arc<Thread>, tid: u64) -> Result<Arc<Thread>, Errno> {
     }
 }
 
+/// Returns what [`thread_of`] does, and `ESRCH` for a negative TID.
+fn any_thread_of(thread: &Arc<Thread>, tid: u64) -> Result<Arc<Thread>, Errno> {
+    if (tid as i32) < 0 { Err(Errno::ESRCH) } else { thread_of(thread, tid) }
+}
+
 /// Implements `sched_getaffinity`: every CPU is in the set.
 pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer {
-    thread_of(thread, pid)?;
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
+    any_thread_of(thread, pid)?;
     let cpus = machine().platform().count();
     let set = if cpus >= 64 { u64::MAX } else { (1 << cpus) - 1 };
     uaccess::write(&thread.memory(), to, &u64::to_le_bytes(set))?;
@@ -38,9 +43,9 @@ pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer
 
 /// Implements `sched_setaffinity`: accepts every set that has a CPU, without effect.
 pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answer {
-    thread_of(thread, pid)?;
     let mut bytes = [0; 8];
     uaccess::read(&thread.memory(), from, &mut bytes[..size.min(8) as usize])?;
+    any_thread_of(thread, pid)?;
     let cpus = machine().platform().count();
     if u64::from_le_bytes(bytes) & ((1 << cpus.min(63)) - 1) == 0 {
         return Err(Errno::EINVAL);

@@ -125,8 +125,7 @@ pub struct Process {
 pub fn default_limits() -> [[u64; 2]; 16] {
     let mut limits = [[u64::MAX; 2]; 16];
     limits[abi::RLIMIT_STACK as usize] = [8 << 20, u64::MAX];
-    // There are no core files.
-    limits[abi::RLIMIT_CORE as usize] = [0, 0];
+    limits[abi::RLIMIT_CORE as usize] = [0, u64::MAX];
     limits[abi::RLIMIT_NOFILE as usize] = [1024, 4096];
     limits[abi::RLIMIT_NPROC as usize] = [4096, 4096];
     limits[abi::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
