@@ -231,7 +231,7 @@ impl File for OpenRegular {
                 if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.node.space().pages {
                     return Err(Errno::ENOSPC);
                 }
-                // Behind the end are zeros, and the page with the end stays in memory for the growth.
+                // Behind the end are zeros. The page with the end stays in memory for the growth.
                 if zeroes && done == 0 && bytes.start < size {
                     self.pages.punch(bytes.start..bytes.end.min(size))?;
                 }
