@@ -59,6 +59,7 @@ fuzz_power() {
         power_check "e2fsck finds errors" e2fsck -f -n "$power_folder/copy"
         power_check "the disk lost what was synchronised" run target/release/vellum run --arch "$ARCH" --mem 128M \
             --disk "$power_folder/disk" --file "$power_folder/has:/has" -- "$power_programs/ext4" /dev/vda check /has
+        { echo; grep '^is ' "$power_folder/log"; } >>"$power_folder/has" || true
         power_check "e2fsck finds errors after the next mount" e2fsck -f -n "$power_folder/disk"
         printf '\r%d of %d, %d files of this disk synchronised' "$((kill + 1))" "$count" \
             "$(grep -c '^has' "$power_folder/has")" >&2
