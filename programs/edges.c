@@ -3,6 +3,7 @@
 #include "common.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 
 // Only a descriptor that may write adds seals.
 static bool seals_need_the_right_to_write(void) {
@@ -56,11 +57,57 @@ static bool core_files_have_no_limit(void) {
     return !setrlimit(RLIMIT_CORE, &raised) && !setrlimit(RLIMIT_CORE, &limit);
 }
 
+static volatile sig_atomic_t alarms[65];
+
+static void count_alarm(int signal) {
+    alarms[signal]++;
+}
+
+// Computes until `signal` has come, or for at most ten seconds of CPU time. Returns that time.
+static double compute_until(int signal) {
+    double begin = (double)clock() / CLOCKS_PER_SEC, now = begin;
+    while (!alarms[signal] && now < begin + 10)
+        now = (double)clock() / CLOCKS_PER_SEC;
+    return now - begin;
+}
+
+// Timers of CPU time expire after that much of it, and not while the process sleeps.
+static bool timers_count_cpu_time(void) {
+    static const int kinds[][2] = {{ITIMER_VIRTUAL, SIGVTALRM}, {ITIMER_PROF, SIGPROF}};
+    struct timespec pause = {0, 200000000};
+    bool good = true;
+    for (int i = 0; i < 2; i++) {
+        int signal_number = kinds[i][1];
+        struct itimerval in = {{0, 0}, {0, 100000}}, left;
+        signal(signal_number, count_alarm);
+        good &= !setitimer(kinds[i][0], &in, NULL);
+        nanosleep(&pause, NULL);
+        good &= alarms[signal_number] == 0 && !getitimer(kinds[i][0], &left);
+        good &= left.it_value.tv_sec == 0 && left.it_value.tv_usec > 0 && left.it_value.tv_usec <= 120000;
+        double used = compute_until(signal_number);
+        good &= alarms[signal_number] == 1 && used > 0.05;
+        good &= !getitimer(kinds[i][0], &left) && left.it_value.tv_sec == 0 && left.it_value.tv_usec == 0;
+    }
+    static const clockid_t clocks[] = {CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID};
+    for (int i = 0; i < 2; i++) {
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + i};
+        struct itimerspec in = {{0, 0}, {0, 100000000}};
+        timer_t timer;
+        signal(event.sigev_signo, count_alarm);
+        good &= !timer_create(clocks[i], &event, &timer) && !timer_settime(timer, 0, &in, NULL);
+        nanosleep(&pause, NULL);
+        good &= alarms[event.sigev_signo] == 0;
+        good &= compute_until(event.sigev_signo) > 0.05 && alarms[event.sigev_signo] == 1 && !timer_delete(timer);
+    }
+    return good;
+}
+
 static const struct rule rules[] = {
     {"seals need the right to write", seals_need_the_right_to_write},
     {"unknown clocks are refused", unknown_clocks_are_refused},
     {"affinity is of threads", affinity_is_of_threads},
     {"core files have no limit", core_files_have_no_limit},
+    {"timers count CPU time", timers_count_cpu_time},
 };
 
 int main(void) {

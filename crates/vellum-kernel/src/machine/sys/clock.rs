@@ -38,8 +38,22 @@ pub fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), E
     uaccess::write(&thread.memory(), to, &both.to_le_bytes())
 }
 
-/// The kind of the clocks that are files, of which there are none, in the lowest bits.
-const OF_FILE: u64 = 3;
+/// Returns the ID of the process or thread whose CPU time a clock counts, or 0 for the caller's,
+/// and whether it is a thread; `EINVAL` if this is no such clock.
+pub fn cpu_clock(clock: u64) -> Result<(u32, bool), Errno> {
+    /// The kind of the clocks that are files, of which there are none, in the lowest bits.
+    const OF_FILE: u64 = 3;
+    const OF_THREAD: i32 = 4;
+    match clock as u32 {
+        abi::CLOCK_PROCESS_CPUTIME_ID => Ok((0, false)),
+        abi::CLOCK_THREAD_CPUTIME_ID => Ok((0, true)),
+        // The inverted ID above three bits that select the kind.
+        _ if (clock as i32) < 0 && clock & 3 != OF_FILE => {
+            Ok((!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0))
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
 
 /// Returns the time of a clock in nanoseconds; `EINVAL` for an unknown clock.
 pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
@@ -48,21 +62,12 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
         abi::CLOCK_MONOTONIC | abi::CLOCK_MONOTONIC_RAW | abi::CLOCK_MONOTONIC_COARSE | abi::CLOCK_BOOTTIME => {
             Ok(now_ns())
         }
-        abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.cpu_time()),
-        abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.cpu_time()),
-        // A CPU-time clock of a process or thread: the inverted ID above three bits that select the
-        // kind.
-        _ if (clock as i32) < 0 && clock & 3 != OF_FILE => {
-            const OF_THREAD: i32 = 4;
-            let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
-            match (number, of_thread) {
-                (0, false) => Ok(thread.process.cpu_time()),
-                (0, true) => Ok(thread.cpu_time()),
-                (_, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.cpu_time()),
-                (_, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.cpu_time()),
-            }
-        }
-        _ => Err(Errno::EINVAL),
+        _ => match cpu_clock(clock)? {
+            (0, false) => Ok(thread.process.cpu_time()),
+            (0, true) => Ok(thread.cpu_time()),
+            (number, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.cpu_time()),
+            (number, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.cpu_time()),
+        },
     }
 }
 

@@ -8,7 +8,7 @@ use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
 use crate::mem::{EPOCH, now_ns, uaccess};
 use crate::task::Thread;
-use crate::task::timer::set_real;
+use crate::task::timer::set_interval;
 use alloc::sync::Arc;
 use linux_raw_sys::general as nr;
 use vellum_kernel::errno::Errno;
@@ -61,8 +61,8 @@ pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
 
 /// Implements `alarm`.
 pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
-    let before = set_real(&thread.process, (seconds & 0xffff_ffff) * SECOND, 0)?;
-    Ok(before.left().div_ceil(SECOND))
+    let before = set_interval(&thread.process, 0, (seconds & 0xffff_ffff) * SECOND, 0)?;
+    Ok(before.left(&thread.process).div_ceil(SECOND))
 }
 
 /// Implements `time`.

@@ -286,7 +286,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.end_others(thread).await?;
     super::process::let_go_of_memory(thread);
     process.signals.lock().reset_for_exec();
-    process.timers.lock().retain(|number, _| *number == timer::REAL);
+    process.timers.lock().retain(|number, _| timer::is_interval(*number));
     thread.traits.lock().credentials = Arc::new(own);
     crate::mem::space::unload();
     process.change_memory(Some(space.clone()));

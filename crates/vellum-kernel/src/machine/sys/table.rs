@@ -274,9 +274,9 @@ system_calls! {
         __NR_gettimeofday: Full => clock::gettimeofday(thread, a[0]);
         __NR_nanosleep: Full => clock::nanosleep(thread, a[0], a[1]).await;
         __NR_clock_nanosleep: Full => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await;
-        __NR_setitimer: Partial("real time only") => timer::setitimer(thread, a[0], a[1], a[2]);
-        __NR_getitimer: Partial("real time only") => timer::getitimer(thread, a[0], a[1]);
-        __NR_timer_create: Partial("no CPU-time clocks") => timer::create(thread, a[0], a[1], a[2]);
+        __NR_setitimer: Partial("no user time apart") => timer::setitimer(thread, a[0], a[1], a[2]);
+        __NR_getitimer: Partial("no user time apart") => timer::getitimer(thread, a[0], a[1]);
+        __NR_timer_create: Partial("no CPU-time clocks of other processes") => timer::create(thread, a[0], a[1], a[2]);
         __NR_timer_settime: Full => timer::settime(thread, a[0], a[1], a[2], a[3]);
         __NR_timer_gettime: Full => timer::gettime(thread, a[0], a[1]);
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);

@@ -2,19 +2,17 @@
 
 use super::Answer;
 use super::clock::{self, SECOND, read_pair, write_pair};
-use crate::mem::{EPOCH, now_ns, uaccess};
+use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{COUNT, Info};
-use crate::task::timer::{OnExpiry, REAL, SI_TIMER, Timer, set, set_real};
+use crate::task::timer::{Clock, INTERVAL, OnExpiry, SI_TIMER, Timer, is_interval, set, set_interval};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
-/// Implements `setitimer` for real time. The CPU-time timers are accepted and never fire.
+/// Implements `setitimer`.
 pub fn setitimer(thread: &Arc<Thread>, which: u64, new: u64, old: u64) -> Answer {
-    if which > 2 {
-        return Err(Errno::EINVAL);
-    }
+    let which = interval_timer(which)?;
     let micro = |pair: [u64; 2]| {
         let [seconds, us] = pair;
         if us >= 1_000_000 || seconds > i64::MAX as u64 {
@@ -26,24 +24,27 @@ pub fn setitimer(thread: &Arc<Thread>, which: u64, new: u64, old: u64) -> Answer
         0 => (0, 0),
         _ => (micro(read_pair(thread, new)?)?, micro(read_pair(thread, new.wrapping_add(16))?)?),
     };
-    let before = if which == 0 { Some(set_real(&thread.process, value, interval)?) } else { None };
+    let before = set_interval(&thread.process, which, value, interval)?;
     if old != 0 {
-        write_interval(thread, old, before)?;
+        write_interval(thread, old, Some(before))?;
     }
     Ok(0)
 }
 
+/// Returns the index of an interval timer in [`INTERVAL`].
+fn interval_timer(which: u64) -> Result<usize, Errno> {
+    usize::try_from(which).ok().filter(|which| *which < INTERVAL.len()).ok_or(Errno::EINVAL)
+}
+
 /// Implements `getitimer`.
 pub fn getitimer(thread: &Arc<Thread>, which: u64, to: u64) -> Answer {
-    if which > 2 {
-        return Err(Errno::EINVAL);
-    }
-    let timer = if which == 0 { thread.process.timers.lock().get(&REAL).copied() } else { None };
+    let (number, _) = INTERVAL[interval_timer(which)?];
+    let timer = thread.process.timers.lock().get(&number).copied();
     write_interval(thread, to, timer).map(|()| 0)
 }
 
 fn write_interval(thread: &Arc<Thread>, to: u64, timer: Option<Timer>) -> Result<(), Errno> {
-    let (interval, left) = timer.map_or((0, 0), |timer| (timer.interval, timer.left()));
+    let (interval, left) = timer.map_or((0, 0), |timer| (timer.interval, timer.left(&thread.process)));
     clock::write_micro(thread, to, interval)?;
     clock::write_micro(thread, to.wrapping_add(16), left)
 }
@@ -54,10 +55,16 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
     const NONE: u32 = 1;
     const THREAD: u32 = 2;
     const OF_THREAD: u32 = 4;
-    let real = match clock as u32 {
-        abi::CLOCK_REALTIME | abi::CLOCK_TAI => true,
-        abi::CLOCK_MONOTONIC | abi::CLOCK_BOOTTIME => false,
-        _ => return Err(Errno::EINVAL),
+    let clock = match clock as u32 {
+        abi::CLOCK_REALTIME | abi::CLOCK_TAI => Clock::Real,
+        abi::CLOCK_MONOTONIC | abi::CLOCK_BOOTTIME => Clock::Monotonic,
+        _ => match clock::cpu_clock(clock)? {
+            (0, false) => Clock::Process,
+            (0, true) => Clock::Thread(thread.tid),
+            (pid, false) if pid == thread.process.pid => Clock::Process,
+            (tid, true) if thread.process.threads.lock().contains_key(&tid) => Clock::Thread(tid),
+            _ => return Err(Errno::EINVAL),
+        },
     };
     let process = &thread.process;
     let asked = if event == 0 {
@@ -89,7 +96,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
             OF_THREAD if is_own() => OnExpiry::SignalThread(tid, info),
             _ => return Err(Errno::EINVAL),
         };
-        timers.insert(number, Timer::new(then, real));
+        timers.insert(number, Timer::new(then, clock));
         number
     };
     if let Err(error) = uaccess::write(&thread.memory(), to, &number.to_le_bytes()) {
@@ -102,7 +109,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
 /// Returns the POSIX timer with this ID; `EINVAL` if there is none.
 fn get(thread: &Thread, number: u64) -> Result<Timer, Errno> {
     let number = number as u32;
-    thread.process.timers.lock().get(&number).copied().filter(|_| number != REAL).ok_or(Errno::EINVAL)
+    thread.process.timers.lock().get(&number).copied().filter(|_| !is_interval(number)).ok_or(Errno::EINVAL)
 }
 
 /// Implements `timer_settime`.
@@ -115,9 +122,10 @@ pub fn settime(thread: &Arc<Thread>, number: u64, flags: u64, new: u64, old: u64
     let value = clock::read_time(thread, new.wrapping_add(16))?;
     let deadline = match value {
         0 => 0,
-        _ if flags as u32 & abi::TIMER_ABSTIME == 0 => now_ns().saturating_add(value),
-        _ if timer.real => value.saturating_sub(EPOCH).max(1),
-        _ => value,
+        _ if flags as u32 & abi::TIMER_ABSTIME == 0 => {
+            timer.clock.now(&thread.process).unwrap_or_default().saturating_add(value)
+        }
+        _ => timer.clock.deadline(value),
     };
     let before = set(&thread.process, number as u32, deadline, interval)?;
     if old != 0 {
@@ -144,7 +152,7 @@ pub fn delete(thread: &Thread, number: u64) -> Answer {
 }
 
 fn write(thread: &Arc<Thread>, to: u64, timer: &Timer) -> Result<(), Errno> {
-    for (at, ns) in [(to, timer.interval), (to.wrapping_add(16), timer.left())] {
+    for (at, ns) in [(to, timer.interval), (to.wrapping_add(16), timer.left(&thread.process))] {
         write_pair(thread, at, [ns / SECOND, ns % SECOND])?;
     }
     Ok(())

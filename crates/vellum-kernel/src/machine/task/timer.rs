@@ -1,19 +1,30 @@
-//! A process's timers: the real-time interval timer (`setitimer`), and POSIX timers.
+//! A process's timers: interval timers (`setitimer`), and POSIX timers.
 //!
 //! Each setting of a timer starts a task that sleeps until the timer expires. A new setting changes
 //! the timer's version; the previous setting's task ends when it finds another version.
+//!
+//! No time slice is checked against timers of CPU time: their task sleeps for as long as they can't
+//! have expired even on all CPUs, and then looks again.
 
-use crate::mem::now_ns;
+use crate::mem::{EPOCH, machine, now_ns};
 use crate::task::signal::{self, Info};
 use crate::task::{Process, executor, time};
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
+use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 
-/// The number of the real-time interval timer among a process's timers.
-pub const REAL: u32 = u32::MAX;
+/// The interval timers, in Linux's order (`ITIMER_*`): their numbers among a process's timers, and
+/// their signals.
+pub const INTERVAL: [(u32, u32); 3] =
+    [(u32::MAX, abi::SIGALRM), (u32::MAX - 1, abi::SIGVTALRM), (u32::MAX - 2, abi::SIGPROF)];
+/// Returns whether this is the number of an interval timer.
+pub fn is_interval(number: u32) -> bool {
+    INTERVAL.iter().any(|(interval, _)| *interval == number)
+}
+
 /// The `si_code` of a POSIX timer's signal.
 pub const SI_TIMER: i32 = -2;
 
@@ -38,6 +49,57 @@ pub enum OnExpiry {
 /// threads run in between.
 const SHORTEST: u64 = 100_000;
 
+/// The longest time for which the task of a timer of CPU time sleeps while the process sleeps, too,
+/// in nanoseconds.
+const LONGEST_SLEEP: u64 = 50_000_000;
+
+/// The clock of a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// `CLOCK_REALTIME`. Its deadlines are kept in monotonic time: the clock is not set.
+    Real,
+    /// `CLOCK_MONOTONIC`.
+    Monotonic,
+    /// The CPU time of the process.
+    Process,
+    /// The CPU time of the thread with this number.
+    Thread(u32),
+}
+
+impl Clock {
+    /// Returns the time in which deadlines are kept, in nanoseconds; `None` if the thread is gone.
+    pub fn now(self, process: &Process) -> Option<u64> {
+        match self {
+            Clock::Real | Clock::Monotonic => Some(now_ns()),
+            Clock::Process => Some(process.cpu_time()),
+            Clock::Thread(tid) => Some(process.threads.lock().get(&tid)?.cpu_time()),
+        }
+    }
+
+    /// Returns the deadline for a time of this clock that a program names.
+    pub fn deadline(self, at: u64) -> u64 {
+        if self == Clock::Real { at.saturating_sub(EPOCH).max(1) } else { at }
+    }
+
+    /// Waits until the clock reaches a deadline. Returns false if it never will.
+    async fn reaches(self, process: &Weak<Process>, deadline: u64) -> bool {
+        if matches!(self, Clock::Real | Clock::Monotonic) {
+            time::until(deadline).await;
+            return true;
+        }
+        let (mut before, mut sleep) = (0, time::TIME_SLICE);
+        loop {
+            let Some(now) = process.upgrade().filter(|process| !process.life.lock().is_over()) else { return false };
+            let Some(now) = self.now(&now) else { return false };
+            let Some(left) = deadline.checked_sub(now).filter(|left| *left > 0) else { return true };
+            // A process that has not run since does not run on all CPUs now.
+            sleep = if now == before { (sleep * 2).min(LONGEST_SLEEP) } else { time::TIME_SLICE };
+            before = now;
+            time::until(now_ns() + sleep.max(left / machine().platform().count() as u64)).await;
+        }
+    }
+}
+
 /// A timer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timer {
@@ -47,8 +109,8 @@ pub struct Timer {
     pub interval: u64,
     /// The version, unique to each setting.
     version: u64,
-    /// True if deadlines are in real time (`CLOCK_REALTIME`).
-    pub real: bool,
+    /// The clock of the deadlines.
+    pub clock: Clock,
     /// The number of expirations while the previous signal was not delivered yet.
     pub overrun: u64,
     then: OnExpiry,
@@ -56,13 +118,16 @@ pub struct Timer {
 
 impl Timer {
     /// Returns a timer that is not set.
-    pub fn new(then: OnExpiry, real: bool) -> Self {
-        Self { deadline: 0, interval: 0, version: 0, real, overrun: 0, then }
+    pub fn new(then: OnExpiry, clock: Clock) -> Self {
+        Self { deadline: 0, interval: 0, version: 0, clock, overrun: 0, then }
     }
 
     /// Returns the nanoseconds until the next expiration; 0: none.
-    pub fn left(&self) -> u64 {
-        if self.deadline == 0 { 0 } else { self.deadline.saturating_sub(now_ns()).max(1) }
+    pub fn left(&self, process: &Process) -> u64 {
+        match self.clock.now(process).filter(|_| self.deadline != 0) {
+            Some(now) => self.deadline.saturating_sub(now).max(1),
+            None => 0,
+        }
     }
 }
 
@@ -74,23 +139,23 @@ impl Timer {
 pub fn set(process: &Arc<Process>, number: u32, deadline: u64, interval: u64) -> Result<Timer, Errno> {
     let mut timers = process.timers.lock();
     let timer = timers.get_mut(&number).ok_or(Errno::EINVAL)?;
-    let before = *timer;
+    let (before, clock) = (*timer, timer.clock);
     // Versions are unique even among successive timers of the same number.
     let version = SETTINGS.fetch_add(1, Ordering::Relaxed) + 1;
     *timer = Timer { deadline, interval, version, overrun: 0, ..before };
     drop(timers);
     if deadline != 0 {
-        executor::spawn(run(Arc::downgrade(process), number, version, deadline));
+        executor::spawn(run(Arc::downgrade(process), number, (clock, version), deadline));
     }
     Ok(before)
 }
 
 /// Runs one setting of a timer: sleeps until each expiration and carries out the timer's action.
 /// Ends when the timer is set again, is deleted, or does not repeat.
-async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u64) {
-    while deadline != 0 {
-        time::until(deadline).await;
+async fn run(process: Weak<Process>, number: u32, (clock, version): (Clock, u64), mut deadline: u64) {
+    while deadline != 0 && clock.reaches(&process, deadline).await {
         let Some(process) = process.upgrade() else { return };
+        let Some(now) = clock.now(&process) else { return };
         let then = {
             let mut timers = process.timers.lock();
             let Some(timer) = timers.get_mut(&number).filter(|timer| timer.version == version) else { return };
@@ -99,7 +164,7 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
             let (late, next) = match timer.interval {
                 0 => (0, 0),
                 interval => {
-                    let late = now_ns().saturating_sub(deadline) / interval + (SHORTEST - 1) / interval;
+                    let late = now.saturating_sub(deadline) / interval + (SHORTEST - 1) / interval;
                     (late, deadline.saturating_add((late + 1).saturating_mul(interval)))
                 }
             };
@@ -138,13 +203,17 @@ fn is_signal_pending(process: &Process, number: u32, then: OnExpiry) -> bool {
     }
 }
 
-/// Sets the real-time interval timer, in nanoseconds. Returns the previous state.
+/// Sets an interval timer ([`INTERVAL`]), in nanoseconds. Returns the previous state. The kernel's
+/// work for a process counts for both timers of CPU time.
 ///
 /// # Errors
 ///
 /// None: the timer is created if there is none.
-pub fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Errno> {
-    let info = Info { signal: abi::SIGALRM, code: abi::SI_KERNEL as i32, fields: [0; 4] };
-    process.timers.lock().entry(REAL).or_insert(Timer::new(OnExpiry::SignalProcess(info), false));
-    set(process, REAL, if ns == 0 { 0 } else { now_ns().saturating_add(ns) }, interval)
+pub fn set_interval(process: &Arc<Process>, which: usize, ns: u64, interval: u64) -> Result<Timer, Errno> {
+    let (number, signal) = INTERVAL[which];
+    let clock = if signal == abi::SIGALRM { Clock::Monotonic } else { Clock::Process };
+    let info = Info { signal, code: abi::SI_KERNEL as i32, fields: [0; 4] };
+    let now = clock.now(process).unwrap_or_default();
+    process.timers.lock().entry(number).or_insert(Timer::new(OnExpiry::SignalProcess(info), clock));
+    set(process, number, if ns == 0 { 0 } else { now.saturating_add(ns) }, interval)
 }
