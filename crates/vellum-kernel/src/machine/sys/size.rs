@@ -15,7 +15,7 @@ use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::write_access::Writing;
-use vellum_kernel::fs::{File, Kind};
+use vellum_kernel::fs::{File, Kind, Pages};
 
 /// Implements `ftruncate`.
 pub async fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
@@ -60,7 +60,9 @@ async fn resize(
         Some(lock) => Some(thread.killable(pin!(lock.lock())).await?),
         None => None,
     };
-    if let Some((contents, _)) = file.pages().and_then(|pages| contents::stored(&**pages)) {
+    if let Some((contents, _)) = file.pages().and_then(|pages| contents::stored(&**pages))
+        && size < contents.size()
+    {
         by_pieces(thread, || contents.begin_cut(size).map(|()| true)).await?;
         contents.end_cut(size).await;
     }
