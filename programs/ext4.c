@@ -366,10 +366,10 @@ struct cut {
 
 enum { CUT_FILES = 8, LONGEST_CUT = 5 * PAGE };
 
-static void open_cut(long number, int flags, int *fd) {
+static int open_cut(uint64_t number, int flags) {
     char path[64];
-    snprintf(path, sizeof path, "%s/cut-%ld", DIRECTORY, number);
-    *fd = open(path, O_RDWR | O_CLOEXEC | flags, 0644);
+    snprintf(path, sizeof path, "%s/cut-%lu", DIRECTORY, (unsigned long)number);
+    return open(path, O_RDWR | O_CLOEXEC | flags, 0644);
 }
 
 // Cuts a file off, and lets it grow: what it loses must not return.
@@ -380,8 +380,7 @@ static void cut(uint64_t *state) {
     cut.grown = whole + 1 + below(PAGE, state);
     memset(bytes, 0xa5, sizeof bytes);
     memcpy(bytes, &cut, sizeof cut);
-    int fd;
-    open_cut((long)below(CUT_FILES, state), O_CREAT | O_TRUNC, &fd);
+    int fd = open_cut(below(CUT_FILES, state), O_CREAT | O_TRUNC);
     if (fd < 0 || write(fd, bytes, whole) != (ssize_t)whole || fsync(fd))
         die("write of %zu bytes", whole);
     if (ftruncate(fd, (off_t)cut.left) || ftruncate(fd, (off_t)cut.grown) || close(fd))
@@ -392,9 +391,8 @@ static void cut(uint64_t *state) {
 static int check_cuts(void) {
     static unsigned char bytes[LONGEST_CUT + PAGE + 1];
     int wrong = 0, grown = 0;
-    for (long number = 0; number < CUT_FILES; number++) {
-        int fd;
-        open_cut(number, 0, &fd);
+    for (int number = 0; number < CUT_FILES; number++) {
+        int fd = open_cut((uint64_t)number, 0);
         if (fd < 0)
             continue;
         ssize_t count = read(fd, bytes, sizeof bytes);
@@ -406,7 +404,7 @@ static int check_cuts(void) {
         grown++;
         for (size_t at = sizeof cut; at < cut.grown; at++)
             if (bytes[at] != (at < cut.left ? 0xa5 : 0)) {
-                printf("cut-%ld has %#x at %zu, and was cut off at %zu\n", number, bytes[at], at, (size_t)cut.left);
+                printf("cut-%d has %#x at %zu, and was cut off at %zu\n", number, bytes[at], at, (size_t)cut.left);
                 wrong++;
                 break;
             }
