@@ -3,7 +3,7 @@
 use super::BlockDevice;
 use super::contents::Place;
 use crate::errno::Errno;
-use crate::fs::inode::Inode;
+use crate::fs::inode::{Inode, NewInode};
 use crate::fs::meta::{Device, Kind};
 use crate::fs::tree::disk::Disk;
 use alloc::sync::{Arc, Weak};
@@ -176,6 +176,33 @@ fn a_file_without_a_name_lives_until_its_last_use() {
     drop(above);
     mounted.unmount(root);
     check("unnamed", &device.bytes(), false);
+}
+
+/// Whatever number a device has, its inode has no blocks, and a block with that number stays with
+/// the file that has it.
+#[test]
+fn a_device_owns_no_blocks() {
+    let device = Recorder::new(image("devices", &[]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let above: Arc<dyn Inode> = root.clone();
+    let directory = above.directory().unwrap();
+    let file = make(&above, "file", Kind::Regular).unwrap();
+    write(&file, 0, &[5; 300_000]).unwrap();
+    mounted.sync(&root).unwrap();
+    let free = mounted.fs.space();
+    for kind in [Kind::Char, Kind::Block, Kind::Fifo, Kind::Socket] {
+        for major in 0..40 {
+            let special = Device { major, minor: 3 };
+            directory.make(b"special", &NewInode { special, ..new(kind, b"") }).unwrap();
+            directory.remove(b"special", false).unwrap();
+        }
+    }
+    mounted.sync(&root).unwrap();
+    let left = mounted.fs.space();
+    assert_eq!((left.free_pages, left.free_inodes), (free.free_pages, free.free_inodes));
+    drop((file, above));
+    mounted.unmount(root);
+    check("devices", &device.bytes(), false);
 }
 
 /// Of many files that lost their names while they were open, each is freed with its last use, in
