@@ -2,7 +2,7 @@
 //! dropped.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::{
     DIRTY, FRAME, FreedNodes, Index, Node, READING, WANTED, WRITEBACK, are_in_a_row, for_each_entry, frame_word,
@@ -69,7 +69,7 @@ impl Index {
         let entries = node.entries(&pages);
         let before = live.load(Relaxed);
         // Most folios have all their pages here, and leave others in the node.
-        let are_all = are_in_a_row(entries, frame_word(first), step, 0);
+        let are_all = are_of_folio(entries, first, step);
         if are_all && before > entries.len() as u32 {
             let count = entries.len() as u32;
             if !may_remove(count) {
@@ -140,4 +140,23 @@ impl Index {
             }
         }
     }
+}
+
+/// Returns whether `entries`, those of all pages of a folio that begins with the frame `first`, have
+/// that folio's frames and no marks.
+#[inline]
+fn are_of_folio(entries: &[AtomicU64], first: Pfn, step: u32) -> bool {
+    let (eights, []) = entries.as_chunks::<8>() else {
+        return are_in_a_row(entries, frame_word(first), step, 0);
+    };
+    // A page's entry names no other frame of a folio than that page's own. So it is enough that
+    // each has the bits of the first word, and no bit that the last has not.
+    let (mut common, mut all) = (!0, 0);
+    for entry in eights.as_flattened() {
+        let word = entry.load(Relaxed);
+        common &= word;
+        all |= word;
+    }
+    let after_first = (entries.len() as u32).saturating_sub(1) * step;
+    common == frame_word(first) && all == frame_word(first.add(after_first))
 }

@@ -11,22 +11,33 @@ use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::Run;
 use crate::tlb::Gather;
 
-use super::Pageout;
 use super::pageout::{OutOfRoom, PagedOut, PageoutTarget, WriteProtected, slots_at};
+use super::{ISOLATION_BATCH, Pageout};
 use crate::space::ground::{More, Pieces, Rest};
 
 /// The number of slots whose pages are added to the swap cache between two calls of `resched`
 /// (INV-11).
 const SLOTS_PER_RESCHED: u32 = 128;
 
+/// Log2 of the bytes whose folios of objects [`Pageout::pageout_range`] takes before it looks for
+/// anonymous ones: what a batch of folios of 64 KiB has, so that one flush serves several page
+/// tables.
+const OBJECTS_SHIFT: u32 = FRAME_SHIFT + 4 + ISOLATION_BATCH.ilog2();
+
 impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
     /// Pages out the folios in `rest` that only this space maps, anonymous ones and those of
     /// objects (`MADV_PAGEOUT`). Folios that can't be paged out stay. Faults may run at the same
     /// time.
     pub(in crate::space) fn pageout_range(self, rest: &mut Rest, more: More<'_>) {
+        let (all, mut objects_end) = (rest.left, rest.left.start);
+        let window = self.arch().level_shift(2).max(OBJECTS_SHIFT);
         Pieces::of(self.space).each_table(rest, more, |part| {
             // These first, as the other walk then finds no PTEs of theirs.
-            self.pageout_objects(part);
+            if part.start >= objects_end {
+                let objects = all.around(part.start, window);
+                objects_end = objects.end;
+                self.pageout_objects(objects);
+            }
             self.pageout(&[*part], None, None);
             true
         });

@@ -30,6 +30,7 @@ in_every_format! {
     objects_respect_the_swap_limit_of_their_memcg => room,
     used_object_pages_are_reclaimed_later => ages,
     pageout_takes_folios_that_only_this_space_maps => paged_out,
+    pageout_takes_objects_and_private_copies_of_many_page_tables => many_tables,
     pages_that_outlive_their_object_are_not_swapped_out => ended,
     pages_removed_during_reclaim_are_skipped => meanwhile,
 }
@@ -294,6 +295,34 @@ fn paged_out<A: Silicon>(arch: A) {
         assert_eq!((stays, object.resident()), (expected.clone(), 4 * expected.len() as u64));
         (0..32).for_each(|i| assert_eq!(on.load(&other, BASE + i * page + 8), i + 7));
         assert_eq!(object.swapped(), 0);
+    });
+}
+
+/// `MADV_PAGEOUT` passes over no page at the borders of page tables, wherever the range begins, and
+/// none between private copies of pages.
+fn many_tables<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let (page, table) = (on.page, 1 << on.arch.level_shift(2));
+        let pages = 11 * table / page;
+        let object = object(on, pages);
+        let space = share(on, &object, pages, MapFlags::NORESERVE);
+        let touched = |from: u64| [0, 2 * page, table - page].map(|at| BASE + from * table + at);
+        for addr in (0..11).flat_map(touched) {
+            object.page_or_new((addr - BASE) / page, MemcgId::ROOT).unwrap();
+            on.load(&space, addr);
+            if addr % (2 * table) == 2 * page {
+                on.store(&space, addr, 3);
+            }
+        }
+        let copies = space.stats().anon / page;
+        assert!(copies > 4, "{copies}");
+        space.advise(BASE + page, 11 * table - 2 * page, Advise::PageOut).unwrap();
+        let stays: Vec<u64> = (0..11).flat_map(touched).filter(|addr| resident(&space, *addr, page) > 0).collect();
+        assert_eq!((stays, object.resident()), (vec![BASE, BASE + 11 * table - page], 2 + copies));
+        (0..11).flat_map(touched).for_each(|addr| {
+            let is_copy = addr % (2 * table) == 2 * page;
+            assert_eq!(on.load(&space, addr), if is_copy { 3 } else { 0 });
+        });
     });
 }
 
