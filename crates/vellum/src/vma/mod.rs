@@ -83,9 +83,14 @@ bitflags! {
         const SEQ_READ = 4096;
         /// Reads without a pattern are expected (`MADV_RANDOM`).
         const RAND_READ = 8192;
+        /// May have guard pages (`MADV_GUARD_INSTALL`; Linux: `VM_MAYBE_GUARD`). Stays when the guards
+        /// are removed, and when the VMA is merged with one that has none.
+        const MAYBE_GUARD = 16384;
         /// All flags about reads. That a page of such a VMA was read does not tell that it will be
         /// read again (Linux: `vma_has_recency`).
         const READ_MASK = Self::SEQ_READ.bits() | Self::RAND_READ.bits();
+        /// All flags that a merged VMA has if one of its parts has them (Linux: `VM_STICKY`).
+        const STICKY = Self::MAYBE_GUARD.bits();
         /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
         const UFFD_FLAGS = Self::UFFD_MISSING.bits() | Self::UFFD_WP.bits() | Self::UFFD_WP_ASYNC.bits();
         /// All `mlock` flags (Linux: `VM_LOCKED_MASK`).
@@ -277,8 +282,15 @@ impl Vma {
     /// Returns true if this VMA begins where `before` ends and the two can be merged (Linux:
     /// `can_vma_merge_after`).
     pub(crate) fn can_merge_after(&self, before: &Vma) -> bool {
-        let like = Vma { range: before.range, ..*self };
+        let flags = (self.flags - VmaFlags::STICKY) | before.flags & VmaFlags::STICKY;
+        let like = Vma { range: before.range, flags, ..*self };
         before.range.end == self.range.start && like == *before && self.state == State::Live
+    }
+
+    /// Adds a VMA that [can be merged after](Self::can_merge_after) this one.
+    pub(crate) fn append(&mut self, next: &Vma) {
+        self.range.append(&next.range);
+        self.flags |= next.flags & VmaFlags::STICKY;
     }
 }
 

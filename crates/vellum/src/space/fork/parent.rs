@@ -132,7 +132,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
-    /// Calls `f` for each VMA of the child that shares its parent's private memory.
+    /// Calls `f` for each VMA of the child that shares its parent's private memory, or that may have
+    /// the parent's guard pages.
     fn each_shared_vma(
         self,
         child: &AddressSpace<'m, P>,
@@ -145,20 +146,24 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let next = child.read().tree.find_from(at).copied();
             let Some(vma) = next else { return Ok(()) };
             at = vma.range.end;
-            if !vma.flags.contains(VmaFlags::WIPEONFORK) && !vma.backing.is_shared() {
+            let has_ptes = !vma.backing.is_shared() || vma.flags.contains(VmaFlags::MAYBE_GUARD);
+            if has_ptes && !vma.flags.contains(VmaFlags::WIPEONFORK) {
                 f(&vma)?;
             }
             self.platform().resched();
         }
     }
 
-    /// Returns the end of the part of a VMA in which a child may share private memory: in a VMA of
-    /// an object, the address of the object's end. Private copies of pages beyond the object's end
+    /// Returns the end of the part of a VMA in which a child may share private memory: its start if
+    /// it is `MAP_SHARED`; in a private VMA of an object, the address of the object's end. Private copies of pages beyond the object's end
     /// are not shared, because a truncation may be about to unmap them, and does not visit this
     /// child ([`unmap_removed`](crate::space::unmap_removed)).
     fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;
+        }
+        if vma.backing.is_shared() {
+            return vma.range.start;
         }
         // SAFETY: the child's VMA has a copy of the backing of a parent's VMA. The fork has claimed
         // all of the parent's addresses, so that VMA stays, and its reference to the object with

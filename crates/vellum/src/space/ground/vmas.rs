@@ -297,7 +297,7 @@ impl Vmas {
         while let Some((before, next)) = self.next_to_merge(machine.platform(), at, range.end) {
             self.tree.remove(&Nodes::freeing(machine), next.range.start);
             page_cache::put_backing(machine, &next.backing, self.space, &mut self.orphans);
-            self.tree.update(before.start, |v| v.range.append(&next.range));
+            self.tree.update(before.start, |v| v.append(&next));
             at = before.start;
             machine.platform().resched();
         }

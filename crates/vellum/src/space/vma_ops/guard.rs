@@ -6,7 +6,7 @@
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
-use crate::vma::State;
+use crate::vma::{State, VmaFlags};
 
 use super::{AdviseError, Madvise};
 use crate::space::ground::{Change, Keep, More, Pieces, Rest, Zap};
@@ -67,7 +67,10 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
             Zap::of(self.space).all_but(range, Keep::Guards);
             self.map_guards(range)
         });
-        change.vmas().each(self.machine(), range, |v| v.state = State::Live);
+        change.vmas().each(self.machine(), range, |v| {
+            v.state = State::Live;
+            v.flags |= VmaFlags::MAYBE_GUARD;
+        });
         result.map(|()| covered)
     }
 

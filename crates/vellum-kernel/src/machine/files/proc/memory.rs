@@ -141,6 +141,7 @@ fn flags(vma: &Vma) -> Vec<&'static str> {
         (has(VmaFlags::UFFD_WP), "uw"),
         (vma.advice == Advice::Huge, "hg"),
         (vma.advice == Advice::NoHuge, "nh"),
+        (has(VmaFlags::MAYBE_GUARD), "gu"),
     ];
     letters.into_iter().filter(|(set, _)| *set).map(|(_, letters)| letters).collect()
 }

@@ -163,6 +163,38 @@ fn a_child_gets_what_is_private_among_an_objects_pages() {
     });
 }
 
+/// A child and its child have the guards of shared memory, and nothing else of it, even if the VMA
+/// was merged with one that has no guards.
+#[test]
+fn a_child_gets_the_guards_of_shared_memory() {
+    x86(32 << 20, |on| {
+        let object = Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, 4 * HUGE).unwrap();
+        let parent = on.space();
+        let prot = Prot::READ | Prot::WRITE;
+        let flags = MapFlags::FIXED | MapFlags::SHARED;
+        parent.map_object(MapRequest { addr: BASE, len: 4 * HUGE, prot, flags }, &object, 0).unwrap();
+        let at = |table: u64, page: u64| BASE + table * HUGE + page * PAGE;
+        (0..4).for_each(|table| on.store(&parent, at(table, 0), table + 1));
+        parent.protect(at(2, 0), HUGE, Prot::READ).unwrap();
+        parent.advise(at(2, 100), 2 * PAGE, Advise::GuardInstall).unwrap();
+        parent.protect(at(2, 0), HUGE, prot).unwrap();
+        parent.advise(at(2, 101), PAGE, Advise::GuardRemove).unwrap();
+        let mut vmas = 0;
+        parent.vmas(0, |_| {
+            vmas += 1;
+            true
+        });
+        assert_eq!(vmas, 1, "guards keep no VMAs apart");
+        let child = parent.fork().unwrap();
+        assert_eq!(child.stats().shmem, 0);
+        let grandchild = child.fork().unwrap();
+        for space in [&parent, &child, &grandchild] {
+            assert!(on.cpu.enter(space).load_u64(at(2, 100)).is_err(), "the guard");
+            assert_eq!([at(1, 0), at(2, 0), at(2, 101), at(3, 0)].map(|at| on.load(space, at)), [2, 3, 0, 4]);
+        }
+    });
+}
+
 /// A page that is pinned during a fork stays the parent's: the parent sees all writes through the
 /// pin, and writes without a copy; the child has a copy of its contents at the fork.
 fn pinned_with_a_child(pages: u64, knob: Knob) {
