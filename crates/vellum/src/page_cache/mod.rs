@@ -91,7 +91,7 @@ pub use remove::{RemovedPages, move_from};
 pub(crate) use survey::{PageLocation, PageState};
 pub(crate) use swap_in::ExistingPage;
 pub(crate) use write::{WriteBatch, Writes};
-pub use write::{WriteErrors, Writeback, finish_write};
+pub use write::{WriteErrors, Writeback, finish_write, take_mapped_write};
 
 pub(crate) use fill::{Lookup, largest_order};
 
@@ -155,6 +155,9 @@ struct Head {
     store: Option<Changes>,
     /// The page at which the last read that failed ended; `u64::MAX` if none has.
     failed_read: AtomicU64,
+    /// The time at which a fault last let a program write to a page through a shared mapping, in
+    /// nanoseconds; 0 if none has, or if the host knows ([`take_mapped_write`]).
+    mapped_write: AtomicU64,
     /// The record of writes that failed.
     write_errors: ErrorRecord,
     /// The object's number, unique on the machine.
@@ -271,6 +274,7 @@ impl<'m, P: Platform> Object<'m, P> {
             largest_folio: AtomicU8::new(arch.page_order()),
             store,
             failed_read: AtomicU64::new(u64::MAX),
+            mapped_write: AtomicU64::new(0),
             write_errors: ErrorRecord::default(),
             serial: machine.next_serial(),
             tag,

@@ -14,6 +14,7 @@ mod errors;
 
 use core::mem::ManuallyDrop;
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 
 pub(super) use errors::ErrorRecord;
 pub use errors::WriteErrors;
@@ -124,6 +125,16 @@ impl<'m, P: Platform> Object<'m, P> {
     }
 }
 
+/// Returns the time at which a fault last let a program write to a page of the object through a
+/// shared mapping, in nanoseconds ([`Clock::now_ns`](crate::platform::Clock::now_ns)), if there was
+/// such a fault since the last call. Later writes through the same PTE take no fault; those to a
+/// page of a store do again once the page was written back. A host sets the time of the file's last
+/// change by this (Linux: `file_update_time` in `page_mkwrite`). Takes no lock.
+pub fn take_mapped_write<P: Platform>(object: &Object<'_, P>) -> Option<u64> {
+    let at = &object.head().mapped_write;
+    if at.load(Relaxed) == 0 { None } else { Some(at.swap(0, Relaxed)).filter(|at| *at != 0) }
+}
+
 /// The steps by which an object has its dirty pages written.
 pub(crate) struct Writes<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
 
@@ -131,6 +142,12 @@ impl<'m, P: Platform> Writes<'_, 'm, P> {
     /// Returns true if the object has a store, so that the first write to a clean page must fault.
     pub(crate) fn are_tracked(&self) -> bool {
         self.0.head().store.is_some()
+    }
+
+    /// Notes that a fault lets a program write through a shared mapping ([`take_mapped_write`]).
+    pub(crate) fn note_mapped_write(&self) {
+        let now = self.0.machine.platform().now_ns().max(1);
+        self.0.head().mapped_write.store(now, Relaxed);
     }
 
     /// Marks pages as dirty that PTEs which map the frames from `pfn` on may change from now on, up

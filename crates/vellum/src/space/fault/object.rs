@@ -115,8 +115,11 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         match written {
             Ok(()) => {
                 self.tables().slot().add(object.space_counter(), i64::from(count) << arch.page_order());
-                if access == Access::Write && tracked {
-                    return self.write_to_store(vma, addr);
+                if access == Access::Write {
+                    if tracked {
+                        return self.write_to_store(vma, addr);
+                    }
+                    Writes(&object).note_mapped_write();
                 }
                 Ok(Outcome::Mapped(*block))
             }
@@ -131,7 +134,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     }
 
     /// Maps a private copy of an object's page, for a write where nothing is mapped. A hole in the
-    /// object is copied as zeros, and stays a hole.
+    /// object becomes a page of zeros before (Linux: `do_cow_fault`).
     fn map_private_copy(
         self,
         vma: &Vma,
@@ -141,8 +144,15 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let page = vma.backing.offset(addr) >> self.page_shift();
         let looked = object.lookup(page, Hints::of(vma), self.tables().memcg());
         let looked = looked.map_err(|error| FaultError::of_object(error, addr))?;
-        if let Lookup::BeyondEnd = looked {
-            return Err(FaultError::BeyondEnd(addr));
+        match looked {
+            Lookup::Page(_) => {}
+            Lookup::Hole => {
+                let one = || page..page + 1;
+                let made = object.pages_to_map(page, (one(), one()), Hints::of(vma), self.tables().memcg());
+                let made = made.map_err(|error| FaultError::of_object(error, addr))?;
+                made.ok_or(FaultError::BeyondEnd(addr))?.put_back(object);
+            }
+            Lookup::BeyondEnd => return Err(FaultError::BeyondEnd(addr)),
         }
         let zero = !matches!(looked, Lookup::Page(_));
         let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, zero)?;

@@ -46,6 +46,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let first = vma.backing.offset(run.va) >> arch.page_shift();
             let marked = Writes(&object).allow_write(first..first + run.len as u64, run.pfn(arch));
             if marked > 0 {
+                Writes(&object).note_mapped_write();
                 let run = run.part(arch, 0, marked as usize);
                 let attrs = run.attrs(arch) | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
                 Ptes::of(self.space).set_attrs(&table, &run, attrs, vma.prot);

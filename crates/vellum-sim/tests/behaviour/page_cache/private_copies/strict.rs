@@ -1,11 +1,11 @@
-//! A private copy and an object's page that are adjacent, in the VMA and in memory: their PTEs form
-//! one run.
+//! Private copies of an object's pages: one that is adjacent to a page of the object, in the VMA and
+//! in memory, so that their PTEs form one run; and one of a hole.
 
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::Use;
 use vellum::memcg::MemcgId;
-use vellum::page_cache::Object;
+use vellum::page_cache::{Object, take_mapped_write};
 use vellum::space::{Limits, MapFlags, MapRequest, unmap_removed};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -79,4 +79,30 @@ fn run() {
 #[test]
 fn file_pages_and_private_copies_in_one_run_are_told_apart() {
     run();
+}
+
+/// A private write to a hole makes a page of zeros of it, which other spaces see. It is no write to
+/// the object; one through a shared mapping is.
+#[test]
+fn a_private_write_to_a_hole_makes_a_page_of_it() {
+    let sim = Config::new(8 << 20).cpus(1).strict(Strictness::new(1)).expect("memory");
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).expect("enough memory to boot");
+    let arch = X86_64::four_levels();
+    let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, 4 * PAGE).expect("memory");
+    let [private, shared] = [MapFlags::empty(), MapFlags::SHARED].map(|flags| {
+        let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory");
+        let (prot, flags) = (Prot::READ | Prot::WRITE, MapFlags::FIXED | flags);
+        space.map_object(MapRequest { addr: BASE, len: 5 * PAGE, prot, flags }, &object, 0).expect("room");
+        space
+    });
+    cpu.enter(&private).store_u64(BASE + 2 * PAGE, 7).expect("memory");
+    assert_eq!((object.resident(), object.next_data(0)), (1, Some(2)));
+    assert_eq!((private.stats().anon, private.stats().shmem), (PAGE, 0));
+    assert_eq!(cpu.enter(&shared).load_u64(BASE + 2 * PAGE), Ok(0));
+    assert!(cpu.enter(&private).store_u64(BASE + 4 * PAGE, 7).is_err(), "beyond the end");
+    assert_eq!((object.resident(), take_mapped_write(&object)), (1, None));
+    cpu.enter(&shared).store_u64(BASE + PAGE, 8).expect("memory");
+    assert_eq!([take_mapped_write(&object).is_some(), take_mapped_write(&object).is_some()], [true, false]);
+    assert_eq!(cpu.enter(&private).load_u64(BASE + PAGE), Ok(8));
 }

@@ -1,7 +1,7 @@
 //! Files whose pages programs and the host change: dirty pages, their way to the storage, and
 //! writes that fail (INV-22).
 
-use vellum::page_cache::{ObjectError, PageCounts, WriteErrors, Writeback};
+use vellum::page_cache::{ObjectError, PageCounts, WriteErrors, Writeback, take_mapped_write};
 use vellum::space::{FaultError, MapFlags, MapRequest, unmap_removed, write_back};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -12,6 +12,7 @@ use crate::fixtures::bench::{BASE, Space, in_every_format};
 
 in_every_format! {
     the_first_write_to_a_page_marks_it_and_the_next_does_not_fault => marks,
+    a_write_through_a_mapping_is_told_once => told,
     a_stream_of_writes_takes_few_faults => stream,
     a_page_is_written_once_and_again_after_the_next_write => again,
     a_pass_that_completes_waits_for_all_writes => completes,
@@ -117,6 +118,24 @@ fn marks<A: Silicon>(arch: A) {
         assert_eq!((in_range(0..u64::MAX).2, in_range(6..u64::MAX).2, in_range(20..20)), (3, 2, (0, 0, 0)));
         assert_eq!(file.finish_writes(), (3, 2), "pages 5 and 6 are one request");
         assert_eq!([5, 6, 20].map(|page| file.stored(page)), [2, 3, 4]);
+    });
+}
+
+/// The host learns once that a fault let a program write to a page, and again when it has to fault
+/// after writeback.
+fn told<A: Silicon>(arch: A) {
+    with_shared_file(arch, |file| {
+        let told = || take_mapped_write(&file.object).is_some();
+        file.read_word(5);
+        assert!(!told(), "it was read");
+        file.store(5, 1);
+        assert_eq!([told(), told()], [true, false]);
+        file.store(5, 2);
+        assert!(!told(), "no fault");
+        file.start();
+        file.finish_writes();
+        file.store(5, 3);
+        assert!(told());
     });
 }
 
