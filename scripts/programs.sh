@@ -187,7 +187,10 @@ our_programs() {
     expect 0 shared guest --smp 2 --mem 96M --swap 128M --swap-disk 128M -- "$1/shared" 130 </dev/null
     expect 0 "calls beside another program" guest --smp 4 -- "$1/beside" 20 </dev/null
     expect 0 races guest --smp 2 -- "$1/races" </dev/null
-    expect 0 edges guest -- "$1/edges" </dev/null
+    printf '#!/bin/edges\n' >"$1/edges.script"
+    chmod +x "$1/edges.script"
+    expect 0 "edges, as the interpreter of the first program" \
+        guest --file "$1/edges:/bin/edges" -- "$1/edges.script" </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
     expect 0 "calls while memory is short" guest --smp 2 --mem 96M -- "$1/short" </dev/null

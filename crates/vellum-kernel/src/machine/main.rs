@@ -243,7 +243,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let path = arguments.remove(0);
     serial::stdio::init();
     let program = files::from_root(|view| files::executable(&view, &path, true)).and_then(sys::program::Program::open);
-    let started = program.and_then(|program| sys::process::first(&program, &path, &arguments, &words(".vellum/env")));
+    let started = program.and_then(|program| sys::process::first(program, &path, &arguments, &words(".vellum/env")));
     if let Err(error) = started {
         refuse(&path, error);
         return Ok(());

@@ -29,12 +29,14 @@ use vellum_kernel::fs::lock::Owner;
 /// # Errors
 ///
 /// Those of `execve`.
-pub fn first(file: &Program, path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
+pub fn first(file: Program, path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
     let everybodys = Process::new(&TasklistLock::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
-    let strings = Strings { path, arguments, environment };
     let open = |path: &[u8]| Program::open(files::from_root(|view| files::executable(&view, path, true))?);
-    let (memory, registers) = program::load(file, &strings, &limits, &Credentials::root(), false, open)?;
+    let (mut loaded, mut arguments) = (path.to_vec(), arguments.to_vec());
+    let file = program::interpret(file, &mut loaded, &mut arguments, open)?;
+    let strings = Strings { path: &loaded, arguments: &arguments, environment };
+    let (memory, registers) = program::load(&file, &strings, &limits, &Credentials::root(), false, open)?;
     let files = Arc::new(files::first()?);
     let pid = new_number();
     let process = Process::new(&TasklistLock::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);

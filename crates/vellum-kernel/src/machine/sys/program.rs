@@ -133,6 +133,33 @@ pub struct Strings<'a> {
     pub environment: &'a [Vec<u8>],
 }
 
+/// Returns the program that is to be loaded for `file`: the interpreter that a script names in its
+/// first line, which may be a script too, and any other file itself. `path` and `arguments` become
+/// the interpreter's. `open` opens an interpreter by its path.
+///
+/// # Errors
+///
+/// `ELOOP`: too many scripts name each other. Those of `execve`.
+pub fn interpret(
+    mut file: Program,
+    path: &mut Vec<u8>,
+    arguments: &mut Vec<Vec<u8>>,
+    open: impl Fn(&[u8]) -> Result<Program, Errno>,
+) -> Result<Program, Errno> {
+    for depth in 0.. {
+        let first = file.part(0..script::HEAD as u64)?;
+        let Some(script) = script::parse(&first) else { break };
+        let script = script?;
+        if depth == script::MAX_DEPTH {
+            return Err(Errno::ELOOP);
+        }
+        *arguments = script.arguments(path, core::mem::take(arguments))?;
+        *path = script.interpreter.to_vec();
+        file = open(path)?;
+    }
+    Ok(file)
+}
+
 /// Loads a program into a new address space, with its interpreter (the dynamic loader), which
 /// `open` opens by its path. Returns the space and the initial registers. `own` are the credentials
 /// that the program gets; `gained` is true if they exceed the caller's (`AT_SECURE`).
@@ -252,7 +279,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let environment = read_strings(&memory, environment)?;
     let follow = flags & abi::AT_SYMLINK_NOFOLLOW == 0;
     let found = executable(thread, at, &name, follow)?;
-    let mut file = Program::open(found)?;
+    let file = Program::open(found)?;
     // The path under which a script's interpreter and the program itself find the file.
     let mut path = match at as i32 {
         abi::AT_FDCWD => name,
@@ -261,24 +288,14 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
         fd => [format!("/dev/fd/{fd}/").as_bytes(), &name].concat(),
     };
     let called = path.clone();
-    for depth in 0.. {
-        let first = file.part(0..script::HEAD as u64)?;
-        let Some(script) = script::parse(&first) else { break };
-        let script = script?;
-        if depth == script::MAX_DEPTH {
-            return Err(Errno::ELOOP);
-        }
-        arguments = script.arguments(&path, arguments)?;
-        path = script.interpreter.to_vec();
-        file = Program::open(executable(thread, HERE, &path, true)?)?;
-    }
+    let open = |path: &[u8]| Program::open(executable(thread, HERE, path, true)?);
+    let file = interpret(file, &mut path, &mut arguments, open)?;
     let limits = *thread.process.limits.lock();
     let before = thread.credentials();
     let gains = !thread.traits.lock().no_new_privileges;
     let own = before.after_exec(&file.denial.inode().meta(), gains);
     let gained = own.uids != before.uids || own.gids != before.gids;
     let strings = Strings { path: &path, arguments: &arguments, environment: &environment };
-    let open = |path: &[u8]| Program::open(executable(thread, HERE, path, true)?);
     let (space, registers) = load(&file, &strings, &limits, &own, gained, open)?;
     drop((file, arguments, environment));
     space.inherit(&memory);
