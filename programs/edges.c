@@ -1,7 +1,9 @@
 // edges: what Linux answers at the edges of some system calls. Prints a row for each rule; the
 // status is 1 if one is broken. The rules hold on Linux.
 #include "common.h"
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -102,12 +104,99 @@ static bool timers_count_cpu_time(void) {
     return good;
 }
 
+static bool is_later(struct timespec a, struct timespec b) {
+    return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
+}
+
+// The first write to a page through a shared mapping sets the times of a file in memory. A private
+// mapping changes none, and no time that a program set since then changes.
+static bool mapped_writes_set_the_times(void) {
+    int file = memfd_create("times", 0);
+    struct stat before, after;
+    bool good = !ftruncate(file, 3 * PAGE);
+    char *shared = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    char *private = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    good &= !fstat(file, &before);
+    usleep(30000);
+    private[0] = 1;
+    good &= !fstat(file, &after) && !is_later(after.st_mtim, before.st_mtim);
+    shared[PAGE] = 1;
+    usleep(30000);
+    good &= !fstat(file, &after) && is_later(after.st_mtim, before.st_mtim) && is_later(after.st_ctim, before.st_ctim);
+    struct timespec set[2] = {{1000, 0}, {2000, 0}}, now;
+    shared[2 * PAGE] = 1;
+    good &= !futimens(file, set) && !fstat(file, &after) && after.st_mtim.tv_sec == 2000;
+    good &= !clock_gettime(CLOCK_REALTIME, &now) && !is_later(after.st_ctim, now);
+    munmap(shared, 3 * PAGE);
+    munmap(private, 3 * PAGE);
+    close(file);
+    return good;
+}
+
+// A private write to a hole of a file in memory makes a page of the hole, which stays as it was.
+static bool private_writes_fill_holes(void) {
+    int file = memfd_create("hole", 0);
+    struct stat before, after;
+    char byte = 1;
+    bool good = !ftruncate(file, 3 * PAGE) && !fstat(file, &before);
+    char *private = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    private[2 * PAGE] = 5;
+    good &= !fstat(file, &after) && after.st_blocks == before.st_blocks + (blkcnt_t)PAGE / 512;
+    good &= lseek(file, 0, SEEK_DATA) == 2 * (off_t)PAGE && pread(file, &byte, 1, 2 * PAGE) == 1 && !byte;
+    good &= private[2 * PAGE] == 5;
+    munmap(private, 3 * PAGE);
+    close(file);
+    return good;
+}
+
+// A link that was opened itself is read by an empty path. Anything else is no link.
+static bool opened_links_are_read(void) {
+    char target[16] = "";
+    unlink("/tmp/link");
+    bool good = !symlink("target", "/tmp/link");
+    int link = open("/tmp/link", O_PATH | O_NOFOLLOW), folder = open("/tmp", O_PATH);
+    good &= readlinkat(link, "", target, sizeof target) == 6 && !memcmp(target, "target", 6);
+    errno = 0;
+    good &= readlinkat(folder, "", target, sizeof target) == -1 && errno == ENOENT;
+    errno = 0;
+    good &= readlinkat(AT_FDCWD, "", target, sizeof target) == -1 && errno == ENOENT;
+    errno = 0;
+    good &= syscall(SYS_readlinkat, link, NULL, target, sizeof target) == -1 && errno == EFAULT;
+    close(link);
+    close(folder);
+    return good && !unlink("/tmp/link");
+}
+
+static bool has_text(const char *path, const char *text) {
+    char found[32] = "";
+    int file = open(path, O_RDONLY);
+    ssize_t count = read(file, found, sizeof found - 1);
+    close(file);
+    return count == (ssize_t)strlen(text) && !strcmp(found, text);
+}
+
+// The pool of huge pages is as large as no program has asked for yet.
+static bool a_pool_of_huge_pages_is_shown(void) {
+#define POOL "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+    bool good = has_text(POOL "nr_hugepages", "0\n") && has_text(POOL "free_hugepages", "0\n");
+    good &= has_text(POOL "resv_hugepages", "0\n") && has_text(POOL "surplus_hugepages", "0\n");
+    int file = open(POOL "nr_hugepages", O_WRONLY);
+    good &= write(file, "0\n", 2) == 2;
+    errno = 0;
+    good &= write(file, "some\n", 5) == -1 && errno == EINVAL;
+    return good && !close(file);
+}
+
 static const struct rule rules[] = {
     {"seals need the right to write", seals_need_the_right_to_write},
     {"unknown clocks are refused", unknown_clocks_are_refused},
     {"affinity is of threads", affinity_is_of_threads},
     {"core files have no limit", core_files_have_no_limit},
     {"timers count CPU time", timers_count_cpu_time},
+    {"mapped writes set the times", mapped_writes_set_the_times},
+    {"private writes fill holes", private_writes_fill_holes},
+    {"opened links are read", opened_links_are_read},
+    {"a pool of huge pages is shown", a_pool_of_huge_pages_is_shown},
 };
 
 int main(void) {

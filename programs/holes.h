@@ -84,6 +84,25 @@ static bool zeros_reach_beyond_the_end(void) {
     return good;
 }
 
+// A write through a shared mapping sets the times of a file, and does so again once the page was
+// written back.
+static bool mapped_writes_set_the_times(void) {
+    new_file(3 * PAGE);
+    struct stat before, after;
+    bool good = put(cached, 0, 3 * PAGE, 1) && !fsync(cached);
+    for (int round = 0; round < 3; round++) {
+        good &= !fstat(cached, &before);
+        usleep(30000);
+        file_map[PAGE] = (char)round;
+        usleep(30000);
+        good &= !fstat(cached, &after) && after.st_mtim.tv_nsec != before.st_mtim.tv_nsec;
+        good &= !memcmp(&after.st_mtim, &after.st_ctim, sizeof after.st_mtim);
+        good &= !msync(file_map, 3 * PAGE, MS_SYNC);
+    }
+    end_file();
+    return good;
+}
+
 // A write from memory that can't be read fails, and leaves the file as it was.
 static bool a_write_from_nowhere_fails(void) {
     new_file(0);
@@ -134,6 +153,7 @@ static const struct rule hole_rules[] = {
     {"holes are found", holes_are_found},
     {"cachestat counts pages in memory", cachestat_counts_pages_in_memory},
     {"zeros reach beyond the end", zeros_reach_beyond_the_end},
+    {"mapped writes set the times", mapped_writes_set_the_times},
     {"a write from nowhere fails", a_write_from_nowhere_fails},
     {"a killed writer keeps nothing", a_killed_writer_keeps_nothing},
 };

@@ -197,7 +197,11 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
         return Err(Errno::EINVAL);
     }
     let path = path(thread, name)?;
-    let target = with(thread, at, &path, |view| view.get(&path, false)?.target())?;
+    let target = match path.is_empty() {
+        // The link that a descriptor stands for (`O_PATH`).
+        true => inode_at(thread, at, name, abi::AT_EMPTY_PATH.into(), 0)?.target().map_err(|_| Errno::ENOENT)?,
+        false => with(thread, at, &path, |view| view.get(&path, false)?.target())?,
+    };
     let count = target.len().min(len as usize);
     uaccess::write(&thread.memory(), to, &target[..count])?;
     Ok(count as u64)

@@ -77,6 +77,16 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
+impl Time {
+    /// Returns the time this number of nanoseconds before.
+    pub fn before(self, nanoseconds: u64) -> Time {
+        const SECOND: u64 = 1_000_000_000;
+        let borrowed = SECOND + u64::from(self.nanoseconds) - nanoseconds % SECOND;
+        let seconds = self.seconds - (nanoseconds / SECOND) as i64 - i64::from(borrowed < SECOND);
+        Time { seconds, nanoseconds: (borrowed % SECOND) as u32 }
+    }
+}
+
 /// The attributes of an inode (Linux: `struct kstat`).
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]

@@ -38,6 +38,12 @@ pub trait Pages: Send + Sync {
     /// Returns the size in bytes.
     fn size(&self) -> u64;
 
+    /// Returns how many nanoseconds ago a program was last let write through a shared mapping, if it
+    /// was since the last call.
+    fn take_mapped_write(&self) -> Option<u64> {
+        None
+    }
+
     /// Sets the size: truncates the contents, or adds a hole at the end. Truncated bytes read as
     /// zeros if the file grows again.
     ///

@@ -24,7 +24,7 @@ use crate::mem::spaces::All;
 use crate::mem::storage;
 use crate::mem::store::Store;
 use crate::mem::thread::{self, BlockedOn};
-use crate::mem::{self, Object, machine, payer};
+use crate::mem::{self, Object, machine, now_ns, payer};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -35,7 +35,7 @@ use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::Refused;
-use vellum::page_cache::{Changes, ObjectError, PageCounts, drop_clean, move_from};
+use vellum::page_cache::{Changes, ObjectError, PageCounts, drop_clean, move_from, take_mapped_write};
 use vellum::space;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
@@ -214,6 +214,10 @@ impl Pages for ObjectContents {
 
     fn size(&self) -> u64 {
         self.object.size()
+    }
+
+    fn take_mapped_write(&self) -> Option<u64> {
+        take_mapped_write(&self.object).map(|at| now_ns().saturating_sub(at))
     }
 
     fn set_size(&self, size: u64) -> Result<(), Errno> {

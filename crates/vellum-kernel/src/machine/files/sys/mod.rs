@@ -17,6 +17,7 @@ use core::fmt::{self, Write};
 use linux_raw_sys::general::SYSFS_MAGIC;
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
+use vellum::frame::HUGE_ORDER;
 use vellum::memcg::MemcgId;
 use vellum::platform::{Cpus, Memory};
 use vellum::reclaim::ReclaimScope;
@@ -41,6 +42,8 @@ pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
         let memory = root.add_directory("kernel")?.add_directory("mm")?;
         folios::fill(&memory.add_directory("transparent_hugepage")?)?;
         merging(&memory.add_directory("ksm")?)?;
+        let size = alloc::format!("hugepages-{}kB", (FRAME_SIZE >> 10) << HUGE_ORDER);
+        pool(&memory.add_directory("hugepages")?.add_directory(&size)?)?;
         audit::fill(&memory)?;
         #[cfg(feature = "holds")]
         holds(&memory)?;
@@ -131,6 +134,20 @@ fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = parse_amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
     let part = ReclaimScope { memcg: MemcgId::ROOT, node: Some(node) };
     if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// Adds the files of the pool of pages for `hugetlb`, which is not implemented: no page is ever got
+/// for it, whatever number a program asks for.
+fn pool(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
+    let zero = || Ok(b"0\n".to_vec());
+    let take = |wanted: &[u8]| vellum_kernel::parse::number::<u64>(wanted).map(|_| ());
+    for name in ["nr_hugepages", "nr_hugepages_mempolicy", "nr_overcommit_hugepages"] {
+        directory.add(name, Text::new(directory.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take))))?;
+    }
+    for name in ["free_hugepages", "resv_hugepages", "surplus_hugepages"] {
+        directory.add(name, Text::read_only(directory.system(), zero))?;
+    }
+    Ok(())
 }
 
 /// Adds the files of KSM, which is not implemented: a write can't switch it on.

@@ -206,7 +206,7 @@ impl Node {
     /// # Errors
     /// `EIO`, `ENOSPC`.
     pub fn write_attributes(&self) -> Result<(), Errno> {
-        let mut attributes = self.attributes.lock();
+        let mut attributes = self.lock_attributes();
         if attributes.dirty && attributes.links > 0 {
             match self.fs.on_disk(|disk| disk.set(self.number, &attributes.to_keep())) {
                 // A file system that is mounted read-only keeps no times of reads.
@@ -238,6 +238,20 @@ impl Node {
         let mut attributes = self.attributes.lock();
         attributes.links = 0;
         attributes.linkable = linkable;
+    }
+
+    /// Locks the attributes. They have the time of the last write through a mapping then.
+    fn lock_attributes(&self) -> MutexGuard<'_, Attributes> {
+        let mut attributes = self.attributes.lock();
+        if let Body::Regular(regular) = &self.body
+            && let Some(age) = regular.pages.take_mapped_write()
+        {
+            let at = self.fs.host.now().before(age);
+            attributes.modified = attributes.modified.max(at);
+            attributes.changed = attributes.changed.max(at);
+            attributes.dirty = self.fs.disk.is_some();
+        }
+        attributes
     }
 
     /// Records that the contents were changed now.
@@ -302,7 +316,7 @@ impl Inode for Node {
             Body::Link(target) => (target.len() as u64, 0),
             Body::Fifo(_) | Body::Other(_) => (0, 0),
         };
-        let attributes = self.attributes.lock();
+        let attributes = self.lock_attributes();
         Meta {
             device: self.fs.device,
             inode: self.number,
@@ -323,7 +337,7 @@ impl Inode for Node {
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
         let now = self.fs.host.now();
-        let mut attributes = self.attributes.lock();
+        let mut attributes = self.lock_attributes();
         let to_keep = disk::Attributes {
             mode: change.mode.unwrap_or(attributes.mode) & MODE,
             uid: change.uid.unwrap_or(attributes.uid),
