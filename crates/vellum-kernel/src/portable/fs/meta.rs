@@ -281,3 +281,18 @@ mod tests {
         assert_eq!(FileCredentials::root().may(&meta, Access::EXECUTE), Err(Errno::EACCES));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Time;
+
+    /// A time before another one may lie in an earlier second, and before the epoch.
+    #[test]
+    fn times_are_subtracted() {
+        let time = |seconds, nanoseconds| Time { seconds, nanoseconds };
+        assert_eq!(time(5, 100).before(100), time(5, 0));
+        assert_eq!(time(5, 100).before(101), time(4, 999_999_999));
+        assert_eq!(time(5, 100).before(3_000_000_000), time(2, 100));
+        assert_eq!(time(0, 5).before(2_000_000_006), time(-3, 999_999_999));
+    }
+}
