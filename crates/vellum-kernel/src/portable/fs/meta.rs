@@ -280,11 +280,6 @@ mod tests {
         meta.mode = 0o666;
         assert_eq!(FileCredentials::root().may(&meta, Access::EXECUTE), Err(Errno::EACCES));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Time;
 
     /// A time before another one may lie in an earlier second, and before the epoch.
     #[test]
