@@ -83,8 +83,8 @@ bitflags! {
         const SEQ_READ = 4096;
         /// Reads without a pattern are expected (`MADV_RANDOM`).
         const RAND_READ = 8192;
-        /// May have guard pages (`MADV_GUARD_INSTALL`; Linux: `VM_MAYBE_GUARD`). Stays when the guards
-        /// are removed, and when the VMA is merged with one that has none.
+        /// May have guard pages (`MADV_GUARD_INSTALL`; Linux: `VM_MAYBE_GUARD`). Stays when the
+        /// guards are removed, and when the VMA is merged with one that has none.
         const MAYBE_GUARD = 16384;
         /// All flags about reads. That a page of such a VMA was read does not tell that it will be
         /// read again (Linux: `vma_has_recency`).

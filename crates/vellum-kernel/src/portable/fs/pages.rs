@@ -38,8 +38,8 @@ pub trait Pages: Send + Sync {
     /// Returns the size in bytes.
     fn size(&self) -> u64;
 
-    /// Returns how many nanoseconds ago a program was last let write through a shared mapping, if it
-    /// was since the last call.
+    /// Returns how many nanoseconds ago a program was last let write through a shared mapping, if
+    /// it was since the last call.
     fn take_mapped_write(&self) -> Option<u64> {
         None
     }

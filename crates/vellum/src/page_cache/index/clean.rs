@@ -142,8 +142,8 @@ impl Index {
     }
 }
 
-/// Returns whether `entries`, those of all pages of a folio that begins with the frame `first`, have
-/// that folio's frames and no marks.
+/// Returns whether `entries`, those of all pages of a folio that begins with the frame `first`,
+/// have that folio's frames and no marks.
 #[inline]
 fn are_of_folio(entries: &[AtomicU64], first: Pfn, step: u32) -> bool {
     let (eights, []) = entries.as_chunks::<8>() else {

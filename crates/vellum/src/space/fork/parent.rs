@@ -132,8 +132,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         if pinned { self.each_shared_vma(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
-    /// Calls `f` for each VMA of the child that shares its parent's private memory, or that may have
-    /// the parent's guard pages.
+    /// Calls `f` for each VMA of the child that shares its parent's private memory, or that may
+    /// have the parent's guard pages.
     fn each_shared_vma(
         self,
         child: &AddressSpace<'m, P>,
@@ -155,9 +155,10 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Returns the end of the part of a VMA in which a child may share private memory: its start if
-    /// it is `MAP_SHARED`; in a private VMA of an object, the address of the object's end. Private copies of pages beyond the object's end
-    /// are not shared, because a truncation may be about to unmap them, and does not visit this
-    /// child ([`unmap_removed`](crate::space::unmap_removed)).
+    /// it is `MAP_SHARED`; in a private VMA of an object, the address of the object's end. Private
+    /// copies of pages beyond the object's end are not shared, because a truncation may be about to
+    /// unmap them, and does not visit this child
+    /// ([`unmap_removed`](crate::space::unmap_removed)).
     fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;

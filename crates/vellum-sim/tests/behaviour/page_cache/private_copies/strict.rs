@@ -1,5 +1,5 @@
-//! Private copies of an object's pages: one that is adjacent to a page of the object, in the VMA and
-//! in memory, so that their PTEs form one run; and one of a hole.
+//! Private copies of an object's pages: one that is adjacent to a page of the object, in the VMA
+//! and in memory, so that their PTEs form one run; and one of a hole.
 
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
