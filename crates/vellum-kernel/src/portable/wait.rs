@@ -57,6 +57,29 @@ impl Queue {
         Waiter { queue: self, number: None }
     }
 
+    /// Adds a waker that stays until a wake of the queue, or [`Queue::remove`] with the number that
+    /// this returns. If there is no memory for it, wakes it at once and returns `None`.
+    pub fn add(&self, waker: Waker) -> Option<u64> {
+        let mut waiters = self.waiters.lock();
+        if waiters.list.try_reserve(1).is_err() {
+            drop(waiters);
+            waker.wake();
+            return None;
+        }
+        let number = waiters.next;
+        waiters.next += 1;
+        waiters.list.push_back((number, waker));
+        Some(number)
+    }
+
+    /// Removes a waker that [`Queue::add`] added. Returns false if a wake has removed it already.
+    pub fn remove(&self, number: u64) -> bool {
+        let mut waiters = self.waiters.lock();
+        let waker = waiters.position(number).and_then(|at| waiters.list.remove(at));
+        drop(waiters);
+        waker.is_some()
+    }
+
     /// Wakes the first task in the queue. Returns whether there was one. Sufficient where all
     /// waiting tasks wait for the same condition, and one of them can use all that is available.
     pub fn wake_one(&self) -> bool {
@@ -99,15 +122,10 @@ impl Waiter<'_> {
             if !kept.will_wake(waker) {
                 stale = Some(mem::replace(kept, waker.clone()));
             }
-        } else if waiters.list.try_reserve(1).is_ok() {
-            let number = waiters.next;
-            waiters.next += 1;
-            waiters.list.push_back((number, waker.clone()));
-            self.number = Some(number);
         } else {
             drop(waiters);
-            self.number = None;
-            return waker.wake_by_ref();
+            self.number = self.queue.add(waker.clone());
+            return;
         }
         drop(waiters);
         drop(stale);
@@ -121,11 +139,7 @@ impl Waiter<'_> {
 
     /// Leaves the queue. Returns false if a wake had removed the entry already.
     fn remove(&mut self) -> bool {
-        let Some(number) = self.number.take() else { return true };
-        let mut waiters = self.queue.waiters.lock();
-        let waker = waiters.position(number).and_then(|at| waiters.list.remove(at));
-        drop(waiters);
-        waker.is_some()
+        self.number.take().is_none_or(|number| self.queue.remove(number))
     }
 }
 

@@ -30,12 +30,6 @@ pub fn plain(flags: u32) -> Wanted {
     }
 }
 
-/// Converts the timeout of `poll`, in milliseconds, to a deadline; a negative timeout has none.
-pub fn poll_deadline(ms: u64) -> Option<u64> {
-    let ms = ms as i32;
-    (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
-}
-
 /// Implements `select`. Stores the remaining time in the program's `timeval`.
 pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _]: [u64; 6]) -> Answer {
     let deadline = match timeout {

@@ -12,6 +12,7 @@
 //! | [`size`] | sizes and storage of files: `truncate`, `fallocate` |
 //! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
 //! | [`mod@select`] | `select` and `poll` |
+//! | [`epoll`] | `epoll` |
 //! | [`mod@lock`] | `flock` and record locks |
 //! | [`path`] | calls that take a path |
 //! | [`mod@mount`] | `mount` and `umount2` |
@@ -34,6 +35,7 @@
 
 pub mod anon_inode;
 pub mod clock;
+pub mod epoll;
 pub mod file;
 pub mod futex;
 pub mod identity;

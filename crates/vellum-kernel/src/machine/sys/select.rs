@@ -80,23 +80,39 @@ async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> R
     }
 }
 
+/// Converts the timeout of `poll` and `epoll_wait`, in milliseconds, to a deadline; a negative
+/// timeout has none.
+pub fn deadline_in(ms: u64) -> Option<u64> {
+    let ms = ms as i32;
+    (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
+}
+
+/// Reads the timeout of `ppoll`, and converts it to a deadline; there is none at address 0.
+pub fn deadline_at(thread: &Thread, timeout: u64) -> Result<Option<u64>, Errno> {
+    Ok(if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) })
+}
+
+/// Gives the thread the signal mask at an address, unless that is 0, for the rest of this system
+/// call, which is the thread's own.
+pub fn with_mask(thread: &Arc<Thread>, mask: u64, size: u64) -> Result<(), Errno> {
+    if mask != 0 {
+        let mask = read_set(thread, mask, size)?;
+        // SAFETY: a system call runs in the thread's own future.
+        unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
+        thread.set_mask(mask);
+    }
+    Ok(())
+}
+
 /// Implements `pselect6`. The address and size of its signal mask are read from memory at `mask`.
 pub async fn pselect(thread: &Arc<Thread>, [count, read, write, other, timeout, mask]: [u64; 6]) -> Answer {
-    let deadline = match timeout {
-        0 => None,
-        _ => Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)),
-    };
+    let deadline = deadline_at(thread, timeout)?;
     if mask != 0 {
         let mut bytes = [0; 16];
         uaccess::read(&thread.memory(), mask, &mut bytes)?;
         let both = u128::from_le_bytes(bytes);
         let (at, size) = (both as u64, (both >> 64) as u64);
-        if at != 0 {
-            let set = read_set(thread, at, size)?;
-            // SAFETY: a system call runs in the thread's own future.
-            unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
-            thread.set_mask(set);
-        }
+        with_mask(thread, at, size)?;
     }
     wait(thread, count, [read, write, other], deadline).await
 }
@@ -147,12 +163,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
 /// Implements `ppoll`.
 pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
     let [array, count, timeout, mask, size, _] = a;
-    let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
-    if mask != 0 {
-        let mask = read_set(thread, mask, size)?;
-        // SAFETY: a system call runs in the thread's own future.
-        unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
-        thread.set_mask(mask);
-    }
+    let deadline = deadline_at(thread, timeout)?;
+    with_mask(thread, mask, size)?;
     poll(thread, array, count, deadline).await
 }

@@ -9,8 +9,8 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
-    Answer, anon_inode, clock, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl, process,
-    program, remote, schedule, select, shm, signal, size, swap, sync, timer, transfer, wait,
+    Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl,
+    process, program, remote, schedule, select, shm, signal, size, swap, sync, timer, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -136,6 +136,12 @@ system_calls! {
         __NR_pselect6: Full => select::pselect(thread, a).await;
         __NR_fadvise64: Full => sync::advise(thread, a[0], a[1], a[2], a[3]).await;
         __NR_ppoll: Full => select::ppoll(thread, a).await;
+        __NR_epoll_create1: Full => epoll::create(thread, a[0]);
+        __NR_epoll_ctl: Full => epoll::control(thread, a);
+        __NR_epoll_pwait: Full
+            => epoll::wait(thread, [a[0], a[1], a[2]], select::deadline_in(a[3]), [a[4], a[5]]).await;
+        __NR_epoll_pwait2: Full
+            => epoll::wait(thread, [a[0], a[1], a[2]], select::deadline_at(thread, a[3])?, [a[4], a[5]]).await;
         __NR_cachestat: Partial("files in memory; no counts of writeback or of recently evicted pages")
             => file::cachestat(thread, a[0], a[1], a[2], a[3]);
         __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")
@@ -308,6 +314,9 @@ system_calls! {
         __NR_chown: Full => path::chown(thread, HERE, a[0], a[1], a[2], 0);
         __NR_creat: Full => path::open(thread, HERE, a[0], legacy::CREAT, a[1]).await;
         __NR_dup2: Full => file::dup_to(thread, a[0], a[1], None);
+        __NR_epoll_create: Full => epoll::create_sized(thread, a[0]);
+        __NR_epoll_wait: Full
+            => epoll::wait(thread, [a[0], a[1], a[2]], select::deadline_in(a[3]), [0, 0]).await;
         __NR_eventfd: Partial("as eventfd2") => anon_inode::eventfd(thread, a[0], 0);
         __NR_fork: Full => process::clone(thread, legacy::plain(0)).await;
         __NR_getpgrp: Full => Ok(thread.process.group.load(Ordering::Relaxed).into());
@@ -320,7 +329,7 @@ system_calls! {
             => path::open(thread, HERE, a[0], a[1], a[2]).await;
         __NR_pause: Full => signal::pause(thread).await;
         __NR_pipe: Full => anon_inode::pipe(thread, a[0], 0);
-        __NR_poll: Full => select::poll(thread, a[0], a[1], legacy::poll_deadline(a[2])).await;
+        __NR_poll: Full => select::poll(thread, a[0], a[1], select::deadline_in(a[2])).await;
         __NR_readlink: Full => path::readlink(thread, HERE, a[0], a[1], a[2]);
         __NR_rename: Full => path::rename(thread, HERE, a[0], HERE, a[1], 0);
         __NR_rmdir: Full => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into());

@@ -1,5 +1,4 @@
 //! Waits for events of several files: `poll`, `ppoll` and `select`, whose timeout the caller adds.
-//! There is no `epoll`.
 
 use super::open::Open;
 use crate::errno::Errno;

@@ -1,0 +1,434 @@
+//! Sets of files that a program waits on (`epoll`).
+//!
+//! Each file of a set has a waker in the file's wait queue. A wake notes that the file may have an
+//! event, and wakes the tasks that wait on the set; these look only at files that were noted. A file
+//! that is level-triggered stays noted as long as it has an event; one that is edge-triggered
+//! (`EPOLLET`) is noted again by the next wake.
+//!
+//! A set is a file itself: a program can poll it, or add it to another set.
+
+use super::inode::File;
+use super::open::Open;
+use crate::errno::Errno;
+use crate::wait::Queue;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::task::Wake;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::future::poll_fn;
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::task::Poll;
+use linux_raw_sys::general::{
+    EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM,
+};
+use spin::Mutex;
+
+/// The largest number of sets that may contain each other in a row (Linux: `EP_MAX_NESTS`).
+const MAX_DEPTH: u32 = 4;
+
+/// The flags of an entry that are no events.
+const FLAGS: u32 = EPOLLET | EPOLLEXCLUSIVE | EPOLLONESHOT | EPOLLWAKEUP;
+
+/// The events that are reported whether or not the program wants them.
+const ALWAYS: u32 = POLLERR | POLLHUP;
+
+/// The flags and events that an exclusive entry may have (Linux: `EPOLLEXCLUSIVE_OK_BITS`).
+const WITH_EXCLUSIVE: u32 = FLAGS & !EPOLLONESHOT | POLLIN | POLLOUT | ALWAYS;
+
+/// What a program wants to know of a file, and what it is told (`epoll_event`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpollEvent {
+    /// The events, `POLLIN` and others, and the flags of the entry.
+    pub events: u32,
+    /// The program's own value.
+    pub data: u64,
+}
+
+impl EpollEvent {
+    fn with_errors(self) -> Self {
+        EpollEvent { events: self.events | ALWAYS, ..self }
+    }
+}
+
+/// A set of files.
+pub struct Epoll {
+    this: Weak<Epoll>,
+    state: Mutex<State>,
+    /// The tasks that wait on the set.
+    waiting: Queue,
+}
+
+#[derive(Default)]
+struct State {
+    /// The entries, by the number of the descriptor and the address of the open file description:
+    /// the descriptor may be another file's by now.
+    entries: BTreeMap<Key, Entry>,
+    /// The last entry that was reported, so that each has its turn.
+    last: Option<Key>,
+}
+
+type Key = (u32, usize);
+
+struct Entry {
+    /// The file. It leaves the set when its last descriptor is closed.
+    open: Weak<Open>,
+    /// What was opened, which other open file descriptions may have as well.
+    file: Weak<dyn File>,
+    wanted: EpollEvent,
+    note: Arc<Note>,
+    /// The number of the waker in the file's queue, which a wake may have removed.
+    waker: Option<u64>,
+}
+
+/// The note that a file may have an event.
+struct Note {
+    is_set: AtomicBool,
+    epoll: Weak<Epoll>,
+}
+
+impl Wake for Note {
+    fn wake(self: Arc<Self>) {
+        if !self.is_set.swap(true, SeqCst)
+            && let Some(epoll) = self.epoll.upgrade()
+        {
+            epoll.waiting.wake_all();
+        }
+    }
+}
+
+impl Entry {
+    /// Removes the waker from the file's queue.
+    fn leave(&mut self) {
+        if let (Some(number), Some(file)) = (self.waker.take(), self.file.upgrade())
+            && let Some(queue) = file.queue()
+        {
+            queue.remove(number);
+        }
+    }
+
+    /// Returns the wanted events of a file that was noted. The note is taken back: the next wake of
+    /// the file sets it again.
+    fn take_events(&mut self) -> u32 {
+        if !self.note.is_set.swap(false, SeqCst) {
+            return 0;
+        }
+        let (Some(open), Some(file)) = (self.open.upgrade(), self.file.upgrade()) else { return 0 };
+        // The waker first, so that no event between the two is lost.
+        self.leave();
+        self.waker = file.queue().and_then(|queue| queue.add(self.note.clone().into()));
+        open.ready() & self.wanted.events & !FLAGS
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Returns the set that a file is, or `None` if it is no set.
+pub fn epoll_of(open: &Open) -> Option<Arc<Epoll>> {
+    open.file().ok()?.as_any().downcast_ref::<Epoll>()?.this.upgrade()
+}
+
+fn key(fd: u32, open: &Arc<Open>) -> Key {
+    (fd, Arc::as_ptr(open).addr())
+}
+
+/// Keeps two sets from being added to each other at once.
+static NESTING: Mutex<()> = Mutex::new(());
+
+impl Epoll {
+    /// Creates an empty set.
+    pub fn new() -> Arc<Epoll> {
+        Arc::new_cyclic(|this| Epoll { this: this.clone(), state: Mutex::default(), waiting: Queue::new() })
+    }
+
+    /// Adds a file to the set (`EPOLL_CTL_ADD`).
+    ///
+    /// # Errors
+    /// `EEXIST`: it is in the set. `EPERM`: it has no events. `EINVAL`: it is this set, or the flags
+    /// exclude each other. `ELOOP`: sets would contain each other, or too many in a row.
+    pub fn add(&self, fd: u32, open: &Arc<Open>, wanted: EpollEvent) -> Result<(), Errno> {
+        let file = open.file().map_err(|_| Errno::EPERM)?;
+        if file.queue().is_none() {
+            return Err(Errno::EPERM);
+        }
+        let inner = epoll_of(open);
+        if wanted.events & EPOLLEXCLUSIVE != 0 && (wanted.events & !WITH_EXCLUSIVE != 0 || inner.is_some()) {
+            return Err(Errno::EINVAL);
+        }
+        let _nesting = inner.as_ref().map(|_| NESTING.lock());
+        if let Some(inner) = &inner {
+            if core::ptr::eq(&raw const **inner, self) {
+                return Err(Errno::EINVAL);
+            }
+            if inner.contains(self, MAX_DEPTH) {
+                return Err(Errno::ELOOP);
+            }
+        }
+        let mut state = self.state.lock();
+        state.forget_closed();
+        if state.entries.contains_key(&key(fd, open)) {
+            return Err(Errno::EEXIST);
+        }
+        let wanted = wanted.with_errors();
+        let note = Arc::new(Note { is_set: AtomicBool::new(true), epoll: self.this.clone() });
+        let (open_file, file) = (Arc::downgrade(open), Arc::downgrade(file));
+        let entry = Entry { open: open_file, file, wanted, note, waker: None };
+        state.entries.insert(key(fd, open), entry);
+        drop(state);
+        self.waiting.wake_all();
+        Ok(())
+    }
+
+    /// Returns whether this set contains `other`, itself or in another set, or sets nest deeper than
+    /// `depth`.
+    fn contains(&self, other: &Epoll, depth: u32) -> bool {
+        let inner: Vec<Arc<Epoll>> = {
+            let state = self.state.lock();
+            state.entries.values().filter_map(|entry| epoll_of(&*entry.open.upgrade()?)).collect()
+        };
+        depth == 0
+            || inner.iter().any(|inner| core::ptr::eq(&raw const **inner, other) || inner.contains(other, depth - 1))
+    }
+
+    /// Changes what the program wants to know of a file (`EPOLL_CTL_MOD`).
+    ///
+    /// # Errors
+    /// `ENOENT`: it is not in the set. `EINVAL`: the entry is exclusive, or would be.
+    pub fn modify(&self, fd: u32, open: &Arc<Open>, wanted: EpollEvent) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let entry = state.entries.get_mut(&key(fd, open)).ok_or(Errno::ENOENT)?;
+        if (wanted.events | entry.wanted.events) & EPOLLEXCLUSIVE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        entry.wanted = wanted.with_errors();
+        entry.note.is_set.store(true, SeqCst);
+        drop(state);
+        self.waiting.wake_all();
+        Ok(())
+    }
+
+    /// Removes a file from the set (`EPOLL_CTL_DEL`).
+    ///
+    /// # Errors
+    /// `ENOENT`: it is not in the set.
+    pub fn remove(&self, fd: u32, open: &Arc<Open>) -> Result<(), Errno> {
+        let removed = self.state.lock().entries.remove(&key(fd, open));
+        removed.map(drop).ok_or(Errno::ENOENT)
+    }
+
+    /// Waits until a file of the set has an event. Returns at most `most` events, which must be at
+    /// least 1.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub async fn wait(&self, most: usize) -> Result<Vec<EpollEvent>, Errno> {
+        let mut waiter = self.waiting.waiter();
+        let mut found = Vec::new();
+        poll_fn(|context| {
+            waiter.enqueue(context.waker());
+            match self.state.lock().take(most, &mut found) {
+                Err(error) => Poll::Ready(Err(error)),
+                Ok(()) if found.is_empty() => Poll::Pending,
+                Ok(()) => Poll::Ready(Ok(())),
+            }
+        })
+        .await?;
+        waiter.dequeue();
+        Ok(found)
+    }
+}
+
+impl State {
+    fn forget_closed(&mut self) {
+        self.entries.retain(|_, entry| entry.open.strong_count() > 0);
+    }
+
+    /// Adds the events of at most `most` files to `found`, beginning after the last that was
+    /// reported.
+    fn take(&mut self, most: usize, found: &mut Vec<EpollEvent>) -> Result<(), Errno> {
+        found.try_reserve(most.min(self.entries.len()))?;
+        self.forget_closed();
+        let after = self.last.map_or((0, 0), |(fd, open)| (fd, open + 1));
+        let mut last = None;
+        for round in 0..2 {
+            let part = if round == 0 { self.entries.range_mut(after..) } else { self.entries.range_mut(..after) };
+            for (key, entry) in part {
+                if found.len() == most {
+                    break;
+                }
+                let events = entry.take_events();
+                if events == 0 {
+                    continue;
+                }
+                found.push(EpollEvent { events, data: entry.wanted.data });
+                last = Some(*key);
+                if entry.wanted.events & EPOLLONESHOT != 0 {
+                    entry.wanted.events &= FLAGS;
+                } else if entry.wanted.events & EPOLLET == 0 {
+                    entry.note.is_set.store(true, SeqCst);
+                }
+            }
+        }
+        self.last = last.or(self.last);
+        Ok(())
+    }
+}
+
+impl File for Epoll {
+    fn ready(&self) -> u32 {
+        let mut state = self.state.lock();
+        let has_event = |entry: &mut Entry| {
+            let has = entry.take_events() != 0;
+            if has {
+                entry.note.is_set.store(true, SeqCst);
+            }
+            has
+        };
+        if state.entries.values_mut().any(has_event) { POLLIN | POLLRDNORM } else { 0 }
+    }
+
+    fn queue(&self) -> Option<&Queue> {
+        Some(&self.waiting)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::device;
+    use super::super::event::Event;
+    use super::super::pipe::{AnonymousPipe, NewPipe};
+    use super::*;
+    use crate::testing::Count;
+    use core::future::Future;
+    use core::pin::pin;
+    use core::task::Context;
+    use std::vec;
+
+    const IN: u32 = POLLIN;
+
+    fn event(count: u32) -> Arc<Open> {
+        device::open(Arc::new(Event::new(count, false)), 0)
+    }
+
+    fn write(open: &Open) {
+        open.file().unwrap().write(0, &mut &1u64.to_le_bytes()[..]).unwrap();
+    }
+
+    fn read(open: &Open) {
+        open.file().unwrap().read(0, &mut &mut [0; 8][..]).unwrap();
+    }
+
+    fn wanted(events: u32, data: u64) -> EpollEvent {
+        EpollEvent { events, data }
+    }
+
+    /// Returns the events that are there now.
+    fn now(set: &Epoll, most: usize) -> Vec<EpollEvent> {
+        let (_, waker) = Count::new();
+        match pin!(set.wait(most)).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(found) => found.unwrap(),
+            Poll::Pending => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_event_is_reported_as_long_as_it_lasts_or_once() {
+        let (set, level, edge, once) = (Epoll::new(), event(1), event(1), event(1));
+        set.add(3, &level, wanted(IN, 30)).unwrap();
+        set.add(4, &edge, wanted(IN | EPOLLET, 40)).unwrap();
+        set.add(5, &once, wanted(IN | EPOLLONESHOT, 50)).unwrap();
+        assert_eq!(now(&set, 9), [wanted(IN, 30), wanted(IN, 40), wanted(IN, 50)]);
+        assert_eq!(now(&set, 9), [wanted(IN, 30)]);
+        read(&level);
+        assert_eq!(now(&set, 9), []);
+        [&edge, &once].into_iter().for_each(|open| write(open));
+        assert_eq!(now(&set, 9), [wanted(IN, 40)]);
+        set.modify(5, &once, wanted(IN, 51)).unwrap();
+        assert_eq!(now(&set, 9), [wanted(IN, 51)]);
+    }
+
+    #[test]
+    fn a_wait_ends_with_an_event_and_with_a_file_that_has_one() {
+        let (set, first, second) = (Epoll::new(), event(0), event(1));
+        set.add(3, &first, wanted(IN, 1)).unwrap();
+        let (woken, waker) = Count::new();
+        let check = |act: &dyn Fn(), data| {
+            let mut wait = pin!(set.wait(9));
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            let before = woken.woken();
+            act();
+            assert!(woken.woken() > before);
+            let found = wait.as_mut().poll(&mut Context::from_waker(&waker));
+            assert_eq!(found, Poll::Ready(Ok(vec![wanted(IN, data)])));
+        };
+        check(&|| write(&first), 1);
+        read(&first);
+        check(&|| set.add(4, &second, wanted(IN, 2)).unwrap(), 2);
+    }
+
+    #[test]
+    fn files_take_turns() {
+        let (set, files) = (Epoll::new(), [(); 5].map(|()| event(1)));
+        (0..).zip(&files).for_each(|(fd, open)| set.add(fd, open, wanted(IN, fd.into())).unwrap());
+        let turns: Vec<u64> = (0..5).flat_map(|_| now(&set, 2)).map(|event| event.data).collect();
+        assert_eq!(turns, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_file_leaves_with_its_last_descriptor() {
+        let (set, open) = (Epoll::new(), event(1));
+        set.add(3, &open, wanted(IN, 1)).unwrap();
+        assert_eq!(set.add(3, &open, wanted(IN, 1)), Err(Errno::EEXIST));
+        assert_eq!(now(&set, 1).len(), 1);
+        let file = open.file().unwrap().clone();
+        drop(open);
+        assert_eq!(now(&set, 1), []);
+        assert_eq!(file.queue().unwrap().waiting(), 0, "no waker is left");
+        let again = event(1);
+        assert_eq!(set.modify(3, &again, wanted(IN, 1)), Err(Errno::ENOENT));
+        set.add(3, &again, wanted(IN, 2)).unwrap();
+        assert_eq!(now(&set, 1), [wanted(IN, 2)]);
+        set.remove(3, &again).unwrap();
+        assert_eq!((now(&set, 1), set.remove(3, &again)), (vec![], Err(Errno::ENOENT)));
+    }
+
+    #[test]
+    fn a_hangup_is_reported_whether_it_is_wanted_or_not() {
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let (set, open) = (Epoll::new(), Arc::new(Open::new(inode, Some(reader), 0, None)));
+        set.add(3, &open, wanted(0, 1)).unwrap();
+        writer.write(0, &mut &b"x"[..]).unwrap();
+        assert_eq!(now(&set, 1), []);
+        drop(writer);
+        assert_eq!(now(&set, 1), [wanted(POLLHUP, 1)]);
+    }
+
+    #[test]
+    fn sets_nest_but_not_in_circles() {
+        let sets = [(); 7].map(|()| Epoll::new());
+        let opens = sets.clone().map(|set| device::open(set, 0));
+        assert_eq!(sets[0].add(0, &opens[0], wanted(IN, 0)), Err(Errno::EINVAL));
+        let open = event(0);
+        sets[0].add(9, &open, wanted(IN, 9)).unwrap();
+        for n in 1..5 {
+            sets[n].add(0, &opens[n - 1], wanted(IN, 0)).unwrap();
+        }
+        assert_eq!(sets[0].add(1, &opens[4], wanted(IN, 0)), Err(Errno::ELOOP));
+        assert_eq!(sets[5].add(1, &opens[4], wanted(IN, 0)), Err(Errno::ELOOP));
+        assert_eq!(now(&sets[4], 1), []);
+        write(&open);
+        assert_eq!((now(&sets[4], 1), sets[4].ready()), (vec![wanted(IN, 0)], POLLIN | POLLRDNORM));
+        read(&open);
+        assert_eq!(now(&sets[4], 1), []);
+        let null = device::open(Arc::new(device::Null), 0);
+        assert_eq!(sets[6].add(1, &null, wanted(IN, 0)), Err(Errno::EPERM));
+    }
+}
