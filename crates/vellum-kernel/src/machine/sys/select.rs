@@ -88,7 +88,7 @@ pub fn deadline_in(ms: u64) -> Option<u64> {
 }
 
 /// Reads the timeout of `ppoll`, and converts it to a deadline; there is none at address 0.
-pub fn deadline_at(thread: &Thread, timeout: u64) -> Result<Option<u64>, Errno> {
+pub fn deadline_at(thread: &Arc<Thread>, timeout: u64) -> Result<Option<u64>, Errno> {
     Ok(if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) })
 }
 
