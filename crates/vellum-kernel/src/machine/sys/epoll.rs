@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device;
-use vellum_kernel::fs::epoll::{Epoll, EpollEvent, epoll_of};
+use vellum_kernel::fs::poll::epoll::{Epoll, EpollEvent, epoll_of};
 
 /// The size in bytes of an `epoll_event`, which is packed on x86-64.
 const SIZE: usize = size_of::<abi::epoll_event>();

@@ -15,8 +15,7 @@
 //! | [`files`] | a process's descriptors, working directory and umask |
 //! | [`lock`] | file locks |
 //! | [`write_access`] | write access, and its denial while a program runs |
-//! | [`poll`] | the waits of `poll`, `ppoll` and `select` |
-//! | [`epoll`] | sets of files that a program waits on |
+//! | [`poll`] | the waits of `poll`, `ppoll` and `select`, and sets of files for `epoll` |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tree`] | tmpfs, and the cache of a file system on a disk |
 //! | `ext4` | ext4, on a disk |
@@ -30,7 +29,6 @@ pub mod archive;
 mod bytes;
 pub mod cgroup;
 pub mod device;
-pub mod epoll;
 pub mod event;
 #[cfg(feature = "ext4")]
 pub mod ext4;

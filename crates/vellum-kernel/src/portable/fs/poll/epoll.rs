@@ -1,15 +1,15 @@
 //! Sets of files that a program waits on (`epoll`).
 //!
 //! Each file of a set has a waker in the file's wait queue. A wake notes that the file may have an
-//! event, and wakes the tasks that wait on the set; these look only at files that were noted. A file
-//! that is level-triggered stays noted as long as it has an event; one that is edge-triggered
+//! event, and wakes the tasks that wait on the set; these look only at files that were noted. A
+//! file that is level-triggered stays noted as long as it has an event; one that is edge-triggered
 //! (`EPOLLET`) is noted again by the next wake.
 //!
 //! A set is a file itself: a program can poll it, or add it to another set.
 
-use super::inode::File;
-use super::open::Open;
 use crate::errno::Errno;
+use crate::fs::inode::File;
+use crate::fs::open::Open;
 use crate::wait::Queue;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -148,8 +148,8 @@ impl Epoll {
     /// Adds a file to the set (`EPOLL_CTL_ADD`).
     ///
     /// # Errors
-    /// `EEXIST`: it is in the set. `EPERM`: it has no events. `EINVAL`: it is this set, or the flags
-    /// exclude each other. `ELOOP`: sets would contain each other, or too many in a row.
+    /// `EEXIST`: it is in the set. `EPERM`: it has no events. `EINVAL`: it is this set, or the
+    /// flags exclude each other. `ELOOP`: sets would contain each other, or too many in a row.
     pub fn add(&self, fd: u32, open: &Arc<Open>, wanted: EpollEvent) -> Result<(), Errno> {
         let file = open.file().map_err(|_| Errno::EPERM)?;
         if file.queue().is_none() {
@@ -183,8 +183,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Returns whether this set contains `other`, itself or in another set, or sets nest deeper than
-    /// `depth`.
+    /// Returns whether this set contains `other`, itself or in another set, or sets nest deeper
+    /// than `depth`.
     fn contains(&self, other: &Epoll, depth: u32) -> bool {
         let inner: Vec<Arc<Epoll>> = {
             let state = self.state.lock();
@@ -302,10 +302,10 @@ impl File for Epoll {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device;
-    use super::super::event::Event;
-    use super::super::pipe::{AnonymousPipe, NewPipe};
     use super::*;
+    use crate::fs::device;
+    use crate::fs::event::Event;
+    use crate::fs::pipe::{AnonymousPipe, NewPipe};
     use crate::testing::Count;
     use core::future::Future;
     use core::pin::pin;

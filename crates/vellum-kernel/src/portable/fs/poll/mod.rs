@@ -1,5 +1,7 @@
 //! Waits for events of several files: `poll`, `ppoll` and `select`, whose timeout the caller adds.
 
+pub mod epoll;
+
 use super::open::Open;
 use crate::errno::Errno;
 use crate::wait::Waiter;
@@ -47,9 +49,9 @@ pub async fn any(set: &[Interest]) -> Result<Vec<u32>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::device;
-    use super::super::pipe::{AnonymousPipe, NewPipe};
     use super::*;
+    use crate::fs::device;
+    use crate::fs::pipe::{AnonymousPipe, NewPipe};
     use crate::testing::{Count, block_on};
     use core::future::Future;
     use core::pin::pin;
