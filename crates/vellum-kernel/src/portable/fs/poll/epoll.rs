@@ -17,6 +17,7 @@ use alloc::task::Wake;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::future::poll_fn;
+use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use core::task::Poll;
 use linux_raw_sys::general::{
@@ -161,7 +162,7 @@ impl Epoll {
         }
         let _nesting = inner.as_ref().map(|_| NESTING.lock());
         if let Some(inner) = &inner {
-            if core::ptr::eq(&raw const **inner, self) {
+            if ptr::eq(&**inner, self) {
                 return Err(Errno::EINVAL);
             }
             if inner.contains(self, MAX_DEPTH) {
@@ -186,12 +187,9 @@ impl Epoll {
     /// Returns whether this set contains `other`, itself or in another set, or sets nest deeper
     /// than `depth`.
     fn contains(&self, other: &Epoll, depth: u32) -> bool {
-        let inner: Vec<Arc<Epoll>> = {
-            let state = self.state.lock();
-            state.entries.values().filter_map(|entry| epoll_of(&*entry.open.upgrade()?)).collect()
-        };
-        depth == 0
-            || inner.iter().any(|inner| core::ptr::eq(&raw const **inner, other) || inner.contains(other, depth - 1))
+        let is_or_contains = |inner: Arc<Epoll>| ptr::eq(&*inner, other) || inner.contains(other, depth - 1);
+        let inner = |entry: &Entry| epoll_of(&*entry.open.upgrade()?);
+        depth == 0 || self.state.lock().entries.values().filter_map(inner).any(is_or_contains)
     }
 
     /// Changes what the program wants to know of a file (`EPOLL_CTL_MOD`).
