@@ -29,6 +29,7 @@
 //! | [`pi`] | priority-inheritance futexes |
 //! | [`clock`] | clocks and sleeping |
 //! | [`timer`] | interval timers and POSIX timers |
+//! | [`timerfd`] | timers that are files |
 //! | [`policy`] | NUMA memory policy |
 //! | [`prctl`] | `prctl` |
 //! | [`misc`] | `uname`, `prlimit64`, `getrusage`, `membarrier`, `getrandom` and the like |
@@ -64,6 +65,7 @@ pub mod swap;
 pub mod sync;
 mod table;
 pub mod timer;
+pub mod timerfd;
 pub mod transfer;
 pub mod wait;
 

@@ -10,7 +10,7 @@ use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl,
-    process, program, remote, schedule, select, shm, signal, size, swap, sync, timer, transfer, wait,
+    process, program, remote, schedule, select, shm, signal, size, swap, sync, timer, timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -136,6 +136,9 @@ system_calls! {
         __NR_pselect6: Full => select::pselect(thread, a).await;
         __NR_fadvise64: Full => sync::advise(thread, a[0], a[1], a[2], a[3]).await;
         __NR_ppoll: Full => select::ppoll(thread, a).await;
+        __NR_timerfd_create: Full => timerfd::create(thread, a[0], a[1]);
+        __NR_timerfd_settime: Full => timerfd::settime(thread, a[0], a[1], a[2], a[3]);
+        __NR_timerfd_gettime: Full => timerfd::gettime(thread, a[0], a[1]);
         __NR_epoll_create1: Full => epoll::create(thread, a[0]);
         __NR_epoll_ctl: Full => epoll::control(thread, a);
         __NR_epoll_pwait: Full
