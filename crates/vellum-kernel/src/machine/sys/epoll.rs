@@ -26,11 +26,6 @@ pub fn create(thread: &Thread, flags: u64) -> Answer {
     file::add(thread, open, if flags & abi::EPOLL_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
 }
 
-/// Implements `epoll_create`, whose argument has had no use since Linux 2.6.8.
-pub fn create_sized(thread: &Thread, size: u64) -> Answer {
-    if size as i32 <= 0 { Err(Errno::EINVAL) } else { create(thread, 0) }
-}
-
 /// Implements `epoll_ctl`.
 pub fn control(thread: &Thread, [set, operation, fd, event, _, _]: [u64; 6]) -> Answer {
     let operation = operation as u32;

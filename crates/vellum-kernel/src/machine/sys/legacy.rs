@@ -3,7 +3,7 @@
 
 use super::clock::{SECOND, read_pair, write_micro};
 use super::process::Wanted;
-use super::{Answer, select};
+use super::{Answer, epoll, select};
 use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
 use crate::mem::{EPOCH, now_ns, uaccess};
@@ -28,6 +28,11 @@ pub fn plain(flags: u32) -> Wanted {
         pidfd: 0,
         group: None,
     }
+}
+
+/// Implements `epoll_create`, whose argument has had no use since Linux 2.6.8.
+pub fn epoll_create(thread: &Thread, size: u64) -> Answer {
+    if size as i32 <= 0 { Err(Errno::EINVAL) } else { epoll::create(thread, 0) }
 }
 
 /// Implements `select`. Stores the remaining time in the program's `timeval`.

@@ -317,7 +317,7 @@ system_calls! {
         __NR_chown: Full => path::chown(thread, HERE, a[0], a[1], a[2], 0);
         __NR_creat: Full => path::open(thread, HERE, a[0], legacy::CREAT, a[1]).await;
         __NR_dup2: Full => file::dup_to(thread, a[0], a[1], None);
-        __NR_epoll_create: Full => epoll::create_sized(thread, a[0]);
+        __NR_epoll_create: Full => legacy::epoll_create(thread, a[0]);
         __NR_epoll_wait: Full
             => epoll::wait(thread, [a[0], a[1], a[2]], select::deadline_in(a[3]), [0, 0]).await;
         __NR_eventfd: Partial("as eventfd2") => anon_inode::eventfd(thread, a[0], 0);
