@@ -2,7 +2,7 @@
 
 use super::select::with_mask;
 use super::{Answer, file};
-use crate::mem::uaccess;
+use crate::mem::{payer, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -72,12 +72,14 @@ pub async fn wait(
         Err(Errno::ETIMEDOUT) => Vec::new(),
         Err(error) => return Err(error),
     };
-    let memory = thread.memory();
-    for (at, found) in (events..).step_by(SIZE).zip(&found) {
-        let mut bytes = [0; SIZE];
-        bytes[..4].copy_from_slice(&found.events.to_le_bytes());
-        bytes[DATA..].copy_from_slice(&found.data.to_le_bytes());
-        uaccess::write(&memory, at, &bytes)?;
-    }
+    let written = payer::zeros(found.len() * SIZE).and_then(|mut bytes| {
+        for (bytes, found) in bytes.chunks_exact_mut(SIZE).zip(&found) {
+            bytes[..4].copy_from_slice(&found.event.events.to_le_bytes());
+            bytes[DATA..].copy_from_slice(&found.event.data.to_le_bytes());
+        }
+        uaccess::write(&thread.memory(), events, &bytes)
+    });
+    // An event that the program does not get comes again, perhaps when this call is repeated.
+    written.inspect_err(|_| set.put_back(&found))?;
     Ok(found.len() as u64)
 }

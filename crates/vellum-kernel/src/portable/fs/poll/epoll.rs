@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::future::poll_fn;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use core::task::Poll;
 use linux_raw_sys::general::{
     EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM,
@@ -37,7 +37,7 @@ const ALWAYS: u32 = POLLERR | POLLHUP;
 /// The flags and events that an exclusive entry may have (Linux: `EPOLLEXCLUSIVE_OK_BITS`).
 const WITH_EXCLUSIVE: u32 = FLAGS & !EPOLLONESHOT | POLLIN | POLLOUT | ALWAYS;
 
-/// What a program wants to know of a file, and what it is told (`epoll_event`).
+/// The events that a program asks for, or that the kernel reports (`epoll_event`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpollEvent {
     /// The events, `POLLIN` and others, and the flags of the entry.
@@ -58,6 +58,18 @@ pub struct Epoll {
     state: Mutex<State>,
     /// The tasks that wait on the set.
     waiting: Queue,
+    /// The largest number of sets in a row that have contained this one. [`NESTING`] protects it.
+    above: AtomicU32,
+}
+
+/// An event that [`Epoll::wait`] took out of a set.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenEvent {
+    key: Key,
+    /// The entry as it was.
+    wanted: EpollEvent,
+    /// The event.
+    pub event: EpollEvent,
 }
 
 #[derive(Default)]
@@ -74,7 +86,7 @@ type Key = (u32, usize);
 struct Entry {
     /// The file. It leaves the set when its last descriptor is closed.
     open: Weak<Open>,
-    /// What was opened, which other open file descriptions may have as well.
+    /// The opened file, which other open file descriptions may have as well.
     file: Weak<dyn File>,
     wanted: EpollEvent,
     note: Arc<Note>,
@@ -143,7 +155,12 @@ static NESTING: Mutex<()> = Mutex::new(());
 impl Epoll {
     /// Creates an empty set.
     pub fn new() -> Arc<Epoll> {
-        Arc::new_cyclic(|this| Epoll { this: this.clone(), state: Mutex::default(), waiting: Queue::new() })
+        Arc::new_cyclic(|this| Epoll {
+            this: this.clone(),
+            state: Mutex::default(),
+            waiting: Queue::new(),
+            above: AtomicU32::new(0),
+        })
     }
 
     /// Adds a file to the set (`EPOLL_CTL_ADD`).
@@ -165,7 +182,7 @@ impl Epoll {
             if ptr::eq(&**inner, self) {
                 return Err(Errno::EINVAL);
             }
-            if inner.contains(self, MAX_DEPTH) {
+            if inner.contains(self, MAX_DEPTH.saturating_sub(self.above.load(Relaxed))) {
                 return Err(Errno::ELOOP);
             }
         }
@@ -180,8 +197,18 @@ impl Epoll {
         let entry = Entry { open: open_file, file, wanted, note, waker: None };
         state.entries.insert(key(fd, open), entry);
         drop(state);
+        if let Some(inner) = &inner {
+            inner.move_below(self.above.load(Relaxed) + 1);
+        }
         self.waiting.wake_all();
         Ok(())
+    }
+
+    /// Notes that `above` sets in a row contain this one.
+    fn move_below(&self, above: u32) {
+        self.above.fetch_max(above, Relaxed);
+        let inner = |entry: &Entry| epoll_of(&*entry.open.upgrade()?);
+        self.state.lock().entries.values().filter_map(inner).for_each(|inner| inner.move_below(above + 1));
     }
 
     /// Returns whether this set contains `other`, itself or in another set, or sets nest deeper
@@ -219,11 +246,11 @@ impl Epoll {
     }
 
     /// Waits until a file of the set has an event. Returns at most `most` events, which must be at
-    /// least 1.
+    /// least 1. A caller that can't pass them on puts them back ([`Epoll::put_back`]).
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub async fn wait(&self, most: usize) -> Result<Vec<EpollEvent>, Errno> {
+    pub async fn wait(&self, most: usize) -> Result<Vec<TakenEvent>, Errno> {
         let mut waiter = self.waiting.waiter();
         let mut found = Vec::new();
         poll_fn(|context| {
@@ -238,6 +265,21 @@ impl Epoll {
         waiter.dequeue();
         Ok(found)
     }
+
+    /// Puts events back into the set, so that the next wait reports them if they are still there.
+    pub fn put_back(&self, taken: &[TakenEvent]) {
+        let mut state = self.state.lock();
+        for taken in taken {
+            if let Some(entry) = state.entries.get_mut(&taken.key) {
+                if taken.wanted.events & EPOLLONESHOT != 0 && entry.wanted.events & !FLAGS == 0 {
+                    entry.wanted = taken.wanted;
+                }
+                entry.note.is_set.store(true, SeqCst);
+            }
+        }
+        drop(state);
+        self.waiting.wake_all();
+    }
 }
 
 impl State {
@@ -247,7 +289,7 @@ impl State {
 
     /// Adds the events of at most `most` files to `found`, beginning after the last that was
     /// reported.
-    fn take(&mut self, most: usize, found: &mut Vec<EpollEvent>) -> Result<(), Errno> {
+    fn take(&mut self, most: usize, found: &mut Vec<TakenEvent>) -> Result<(), Errno> {
         found.try_reserve(most.min(self.entries.len()))?;
         self.forget_closed();
         let after = self.last.map_or((0, 0), |(fd, open)| (fd, open + 1));
@@ -262,7 +304,8 @@ impl State {
                 if events == 0 {
                     continue;
                 }
-                found.push(EpollEvent { events, data: entry.wanted.data });
+                let event = EpollEvent { events, data: entry.wanted.data };
+                found.push(TakenEvent { key: *key, wanted: entry.wanted, event });
                 last = Some(*key);
                 if entry.wanted.events & EPOLLONESHOT != 0 {
                     entry.wanted.events &= FLAGS;
@@ -332,7 +375,7 @@ mod tests {
     fn now(set: &Epoll, most: usize) -> Vec<EpollEvent> {
         let (_, waker) = Count::new();
         match pin!(set.wait(most)).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(found) => found.unwrap(),
+            Poll::Ready(found) => found.unwrap().iter().map(|taken| taken.event).collect(),
             Poll::Pending => Vec::new(),
         }
     }
@@ -365,11 +408,26 @@ mod tests {
             act();
             assert!(woken.woken() > before);
             let found = wait.as_mut().poll(&mut Context::from_waker(&waker));
-            assert_eq!(found, Poll::Ready(Ok(vec![wanted(IN, data)])));
+            let Poll::Ready(Ok(found)) = found else { panic!("the wait goes on") };
+            assert_eq!((found.len(), found[0].event), (1, wanted(IN, data)));
         };
         check(&|| write(&first), 1);
         read(&first);
         check(&|| set.add(4, &second, wanted(IN, 2)).unwrap(), 2);
+    }
+
+    #[test]
+    fn events_that_are_put_back_are_reported_again() {
+        let (set, edge, once, gone) = (Epoll::new(), event(1), event(1), event(1));
+        for (fd, (open, flag)) in (0..).zip([(&edge, EPOLLET), (&once, EPOLLONESHOT), (&gone, 0)]) {
+            set.add(fd, open, wanted(IN | flag, fd.into())).unwrap();
+        }
+        let taken = crate::testing::block_on(set.wait(9)).unwrap();
+        assert_eq!(taken.len(), 3);
+        drop(gone);
+        set.put_back(&taken);
+        assert_eq!(now(&set, 9), [wanted(IN, 0), wanted(IN, 1)]);
+        assert_eq!(now(&set, 9), []);
     }
 
     #[test]
@@ -426,6 +484,13 @@ mod tests {
         assert_eq!((now(&sets[4], 1), sets[4].ready()), (vec![wanted(IN, 0)], POLLIN | POLLRDNORM));
         read(&open);
         assert_eq!(now(&sets[4], 1), []);
+        // From the outermost set inward.
+        let sets = [(); 7].map(|()| Epoll::new());
+        let opens = sets.clone().map(|set| device::open(set, 0));
+        for n in 0..4 {
+            sets[n].add(0, &opens[n + 1], wanted(IN, 0)).unwrap();
+        }
+        assert_eq!(sets[4].add(0, &opens[5], wanted(IN, 0)), Err(Errno::ELOOP));
         let null = device::open(Arc::new(device::Null), 0);
         assert_eq!(sets[6].add(1, &null, wanted(IN, 0)), Err(Errno::EPERM));
     }
