@@ -38,6 +38,20 @@ pub fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), E
     uaccess::write(&thread.memory(), to, &both.to_le_bytes())
 }
 
+/// Reads a `struct itimerspec` from a program and returns the interval and the value, in
+/// nanoseconds.
+pub fn read_timer(thread: &Arc<Thread>, from: u64) -> Result<[u64; 2], Errno> {
+    Ok([read_time(thread, from)?, read_time(thread, from.wrapping_add(16))?])
+}
+
+/// Writes an interval and a value, in nanoseconds, to a program's `struct itimerspec`.
+pub fn write_timer(thread: &Arc<Thread>, to: u64, times: [u64; 2]) -> Result<(), Errno> {
+    for (at, ns) in [to, to.wrapping_add(16)].into_iter().zip(times) {
+        write_pair(thread, at, [ns / SECOND, ns % SECOND])?;
+    }
+    Ok(())
+}
+
 /// Returns the ID of the process or thread whose CPU time a clock counts, or 0 for the caller's,
 /// and whether it is a thread; `EINVAL` if this is no such clock.
 pub fn cpu_clock(clock: u64) -> Result<(u32, bool), Errno> {

@@ -1,7 +1,7 @@
 //! Implements interval timers and POSIX timers.
 
 use super::Answer;
-use super::clock::{self, SECOND, read_pair, write_pair};
+use super::clock::{self, SECOND, read_pair};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{COUNT, Info};
@@ -118,8 +118,7 @@ pub fn settime(thread: &Arc<Thread>, number: u64, flags: u64, new: u64, old: u64
     if new == 0 {
         return Err(Errno::EINVAL);
     }
-    let interval = clock::read_time(thread, new)?;
-    let value = clock::read_time(thread, new.wrapping_add(16))?;
+    let [interval, value] = clock::read_timer(thread, new)?;
     let deadline = match value {
         0 => 0,
         _ if flags as u32 & abi::TIMER_ABSTIME == 0 => {
@@ -152,8 +151,5 @@ pub fn delete(thread: &Thread, number: u64) -> Answer {
 }
 
 fn write(thread: &Arc<Thread>, to: u64, timer: &Timer) -> Result<(), Errno> {
-    for (at, ns) in [(to, timer.interval), (to.wrapping_add(16), timer.left(&thread.process))] {
-        write_pair(thread, at, [ns / SECOND, ns % SECOND])?;
-    }
-    Ok(())
+    clock::write_timer(thread, to, [timer.interval, timer.left(&thread.process)])
 }

@@ -3,7 +3,7 @@
 //! A file counts its timer's expirations when it is read or polled. In between, a sleeper of the
 //! machine's clock wakes the tasks that wait for the first of them.
 
-use super::clock::{SECOND, read_time, write_pair};
+use super::clock::{read_timer, write_timer};
 use super::{Answer, file};
 use crate::mem::now_ns;
 use crate::task::Thread;
@@ -136,14 +136,10 @@ fn timer_of(open: &Open) -> Result<&TimerFd, Errno> {
     open.file()?.as_any().downcast_ref().ok_or(Errno::EINVAL)
 }
 
-fn write(thread: &Arc<Thread>, to: u64, times: [u64; 2]) -> Result<(), Errno> {
-    (to..).step_by(16).zip(times).try_for_each(|(to, ns)| write_pair(thread, to, [ns / SECOND, ns % SECOND]))
-}
-
 /// Implements `timerfd_settime`.
 pub fn settime(thread: &Arc<Thread>, fd: u64, flags: u64, new: u64, old: u64) -> Answer {
     let flags = flags as u32;
-    let (interval, value) = (read_time(thread, new)?, read_time(thread, new.wrapping_add(16))?);
+    let [interval, value] = read_timer(thread, new)?;
     // No program sets the clock, which would cancel a timer by `TFD_TIMER_CANCEL_ON_SET`.
     if flags & !(abi::TFD_TIMER_ABSTIME | abi::TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
@@ -162,7 +158,7 @@ pub fn settime(thread: &Arc<Thread>, fd: u64, flags: u64, new: u64, old: u64) ->
     state.set_first(first, &timer.expired);
     drop(state);
     if old != 0 {
-        write(thread, old, before)?;
+        write_timer(thread, old, before)?;
     }
     Ok(0)
 }
@@ -171,5 +167,5 @@ pub fn settime(thread: &Arc<Thread>, fd: u64, flags: u64, new: u64, old: u64) ->
 pub fn gettime(thread: &Arc<Thread>, fd: u64, to: u64) -> Answer {
     let open = file::open_of(thread, fd)?;
     let left = timer_of(&open)?.state.lock().left(now_ns());
-    write(thread, to, left).map(|()| 0)
+    write_timer(thread, to, left).map(|()| 0)
 }
