@@ -144,23 +144,20 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let page = vma.backing.offset(addr) >> self.page_shift();
         let looked = object.lookup(page, Hints::of(vma), self.tables().memcg());
         let looked = looked.map_err(|error| FaultError::of_object(error, addr))?;
-        match looked {
-            Lookup::Page(_) => {}
+        let from = match looked {
+            Lookup::Page(from) => from,
             Lookup::Hole => {
                 let one = || page..page + 1;
                 let made = object.pages_to_map(page, (one(), one()), Hints::of(vma), self.tables().memcg());
                 let made = made.map_err(|error| FaultError::of_object(error, addr))?;
                 made.ok_or(FaultError::BeyondEnd(addr))?.put_back(object);
+                return Ok(Outcome::Again);
             }
             Lookup::BeyondEnd => return Err(FaultError::BeyondEnd(addr)),
-        }
-        let zero = !matches!(looked, Lookup::Page(_));
-        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, zero)?;
-        if let Lookup::Page(page) = looked {
-            // SAFETY: `pfn` was just allocated and has the space's page size, which is the
-            // object's.
-            unsafe { page.copy_to(pfn) };
-        }
+        };
+        let (pfn, order) = Anon::of(self.space).alloc_or_smaller(vma, addr, self.arch().page_order(), 0, false)?;
+        // SAFETY: `pfn` was just allocated and has the space's page size, which is the object's.
+        unsafe { from.copy_to(pfn) };
         Outcome::of_mapping(Anon::of(self.space).map(vma, addr, pfn, order))
     }
 }
