@@ -130,7 +130,7 @@ pub struct Task {
     console: bool,
 
     /// A Linux program: a static one of this machine, or the path of one in the virtual machine,
-    /// which `--root` or `--file` put there
+    /// which `--root` or `--file` put there. It may be a script (`#!`) whose interpreter is there
     program: PathBuf,
 
     /// The program's arguments
