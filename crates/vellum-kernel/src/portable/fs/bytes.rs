@@ -11,9 +11,20 @@ use alloc::vec::Vec;
 /// The size of an allocation in bytes.
 const PAGE: usize = 4096;
 
+/// Returns a copy of `bytes`.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn copy_of(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
 /// A first-in, first-out queue of bytes.
 #[derive(Default)]
-pub(super) struct Bytes {
+pub struct Bytes {
     /// The first page begins with consumed bytes; the last may end with free room.
     pages: VecDeque<Box<[u8]>>,
     /// The number of consumed bytes in the first page.
@@ -36,6 +47,16 @@ impl Bytes {
     pub fn first(&self) -> &[u8] {
         let end = PAGE.min(self.consumed + self.len);
         self.pages.front().map_or(&[], |page| &page[self.consumed..end])
+    }
+
+    /// Returns the bytes from the index `from` on, in pieces that each lie in one page.
+    pub fn pieces(&self, from: usize) -> impl Iterator<Item = &[u8]> {
+        let (start, end) = (self.consumed + from.min(self.len), self.consumed + self.len);
+        let pages = self.pages.iter().enumerate().skip(start / PAGE);
+        pages.map_while(move |(index, page)| {
+            let before = index * PAGE;
+            (before < end).then(|| &page[start.saturating_sub(before)..PAGE.min(end - before)])
+        })
     }
 
     /// Removes `count` of the bytes that [`Bytes::first`] returns.
@@ -108,6 +129,9 @@ mod tests {
             assert_eq!((bytes.len(), bytes.is_empty()), (model.len(), model.is_empty()));
             assert!(bytes.pages.len() <= bytes.len().div_ceil(PAGE) + 1, "more pages than the bytes need");
             assert_eq!(bytes.first().is_empty(), model.is_empty());
+            let from = random.rand_range(0..bytes.len() as u32 + 1) as usize;
+            let pieces: Vec<u8> = bytes.pieces(from).flatten().copied().collect();
+            assert!(pieces.iter().eq(model.iter().skip(from)));
         }
     }
 }

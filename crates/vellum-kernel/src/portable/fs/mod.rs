@@ -16,6 +16,7 @@
 //! | [`lock`] | file locks |
 //! | [`write_access`] | write access, and its denial while a program runs |
 //! | [`poll`] | the waits of `poll`, `ppoll` and `select`, and sets of files for `epoll` |
+//! | [`bytes`] | queues of bytes, for pipes and sockets |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tree`] | tmpfs, and the cache of a file system on a disk |
 //! | `ext4` | ext4, on a disk |
@@ -26,7 +27,7 @@
 //! | [`archive`] | the initramfs |
 
 pub mod archive;
-mod bytes;
+pub mod bytes;
 pub mod cgroup;
 pub mod device;
 pub mod event;

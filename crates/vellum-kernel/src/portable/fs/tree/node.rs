@@ -5,6 +5,7 @@ use super::entries::{Child, Entries};
 use super::regular::{OpenRegular, Regular};
 use super::{Capacity, Tree};
 use crate::errno::Errno;
+use crate::fs::bytes::copy_of;
 use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
 use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
 use crate::fs::pipe::Pipe;
@@ -116,19 +117,11 @@ pub(super) fn make(fs: &Arc<Tree>, new: &NewInode<'_>, parent: Option<&Arc<Node>
         Kind::Directory => return Ok(directory(fs, new, parent)),
         Kind::Regular => Body::Regular(Regular::new(fs.host.pages()?)),
         Kind::Link if new.target.len() > LONGEST_TARGET => return Err(Errno::ENAMETOOLONG),
-        Kind::Link => Body::Link(copy(new.target)?.into_boxed_slice()),
+        Kind::Link => Body::Link(copy_of(new.target)?.into_boxed_slice()),
         Kind::Fifo => Body::Fifo(Arc::default()),
         kind => Body::Other(kind),
     };
     Ok(with_body(fs, new, body))
-}
-
-/// Returns a copy of `bytes`, or `ENOMEM`.
-fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
-    let mut copy = Vec::new();
-    copy.try_reserve_exact(bytes.len())?;
-    copy.extend_from_slice(bytes);
-    Ok(copy)
 }
 
 /// Returns a new inode with this body.
@@ -369,7 +362,7 @@ impl Inode for Node {
     }
 
     fn target(&self) -> Result<Vec<u8>, Errno> {
-        if let Body::Link(target) = &self.body { copy(target) } else { Err(Errno::EINVAL) }
+        if let Body::Link(target) = &self.body { copy_of(target) } else { Err(Errno::EINVAL) }
     }
 
     fn truncate(&self, size: u64) -> Result<(), Errno> {
