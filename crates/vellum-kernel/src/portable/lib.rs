@@ -22,6 +22,7 @@
 //! | [`boot`] | boot information: memory, command line, initramfs |
 //! | [`acpi`], [`devicetree`], [`pvh`] | the loaders' forms of the boot information |
 //! | [`fs`] | VFS, tmpfs, pseudo file systems, special files |
+//! | [`net`] | sockets |
 //! | [`parse`] | texts that programs write to `/proc`, `/sys` and mount options |
 //! | [`credentials`] | users, groups and capabilities of a thread |
 //! | [`ipc`] | System V IPC objects |
@@ -47,6 +48,7 @@ pub mod fs;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod ipc;
+pub mod net;
 pub mod nodes;
 pub mod parse;
 pub mod proc;

@@ -1,0 +1,195 @@
+//! Sending and receiving.
+
+use super::flight::Flight;
+use super::inbox::message;
+use super::{State, UnixSocket, name};
+use crate::errno::Errno;
+use crate::fs::{Sink, Source};
+use crate::net::address::Address;
+use crate::net::message::{Cargo, Message, Outgoing};
+use crate::net::{Receive, Type};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
+use linux_raw_sys::net::SO_PASSCRED;
+use spin::MutexGuard;
+
+/// The bytes of a send buffer that a message can't use (Linux: `unix_dgram_sendmsg`).
+const RESERVED: usize = 32;
+
+/// Calls `send`, and counts the descriptors that it puts into an inbox.
+///
+/// # Errors
+/// `ETOOMANYREFS`, `ENOMEM`; those of `send`.
+fn in_flight<T>(with: &mut Outgoing<'_>, send: impl FnOnce(&mut Outgoing<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
+    let Some(rights) = &with.rights else { return send(with) };
+    let mut flight = Flight::lock();
+    flight.take_off(rights)?;
+    let sent = send(with);
+    if let Some(unsent) = &with.rights {
+        flight.land(unsent);
+    }
+    sent
+}
+
+impl UnixSocket {
+    /// Checks that this end may send: it has no error to report, and was not shut down.
+    fn may_send(state: &mut State) -> Result<(), Errno> {
+        match state.error.take() {
+            Some(error) => Err(error),
+            None if state.shut.write => Err(Errno::EPIPE),
+            None => Ok(()),
+        }
+    }
+
+    /// Implements [`crate::net::Transport::send`].
+    pub(super) fn send_bytes(&self, from: &mut dyn Source, with: &mut Outgoing<'_>) -> Result<usize, Errno> {
+        let mut state = self.state.lock();
+        let connected = state.phase.is_connected();
+        match with.to {
+            Some(_) if connected => return Err(Errno::EISCONN),
+            Some(_) => return Err(Errno::EOPNOTSUPP),
+            None if !connected => return Err(Errno::ENOTCONN),
+            None => Self::may_send(&mut state)?,
+        }
+        let peer = state.peer.upgrade().ok_or(Errno::EPIPE)?;
+        drop(state);
+        if from.left() == 0 {
+            return Ok(0);
+        }
+        let sent = in_flight(with, |with| {
+            let mut other = peer.state.lock();
+            if other.shut.read {
+                return Err(Errno::EPIPE);
+            }
+            if !peer.has_room(&mut other, self) {
+                return Err(Errno::EAGAIN);
+            }
+            let room = self.common.options.send_buffer() - other.inbox.used();
+            other.inbox.add(from, room, with.who, &mut with.rights)
+        })?;
+        peer.common.changed.wake_all();
+        Ok(sent)
+    }
+
+    /// Locks the state to receive. A message with descriptors is taken only with the lock of those
+    /// in flight, which comes first.
+    fn lock_to_receive(&self) -> (Option<Flight>, MutexGuard<'_, State>) {
+        let state = self.state.lock();
+        if !state.inbox.has_rights() {
+            return (None, state);
+        }
+        drop(state);
+        (Some(Flight::lock()), self.state.lock())
+    }
+
+    /// Returns what a call finds where nothing has arrived: `Ok` at the end of the connection.
+    fn nothing(&self, state: &mut State) -> Result<(), Errno> {
+        match state.error.take() {
+            Some(error) => Err(error),
+            None if state.shut.read => Ok(()),
+            None if self.common.kind == Type::Datagram || state.phase.is_connected() => Err(Errno::EAGAIN),
+            None if self.common.kind == Type::SeqPacket => Err(Errno::ENOTCONN),
+            None => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Implements [`crate::net::Transport::receive`].
+    pub(super) fn receive_bytes(&self, to: &mut dyn Sink, how: Receive) -> Result<(usize, Cargo), Errno> {
+        let one_sender = self.common.options.is_on(SO_PASSCRED);
+        let (mut flight, mut state) = self.lock_to_receive();
+        if state.inbox.is_empty() {
+            return self.nothing(&mut state).map(|()| Default::default());
+        }
+        let from = Address::Unix(state.peer_name.clone());
+        let (count, mut cargo) = state.inbox.take(to, how.peeks, one_sender)?;
+        cargo.from = Some(from);
+        let senders = if how.peeks { Vec::new() } else { mem::take(&mut state.senders) };
+        drop(state);
+        if let (Some(rights), Some(flight), false) = (&cargo.rights, &mut flight, how.peeks) {
+            flight.land(rights);
+        }
+        drop(flight);
+        if !how.peeks {
+            self.wake_senders(senders);
+        }
+        Ok((count, cargo))
+    }
+
+    /// Returns the socket to which a message goes.
+    fn target(&self, with: &Outgoing<'_>) -> Result<Arc<UnixSocket>, Errno> {
+        let named = match with.to {
+            Some(Address::Unix(name)) if self.common.kind == Type::Datagram => Some(name),
+            Some(Address::Unspecified) => return Err(Errno::EINVAL),
+            _ => None,
+        };
+        if let Some(name) = named {
+            let target = name::find(name)?;
+            return if target.common.kind == self.common.kind { Ok(target) } else { Err(Errno::EPROTOTYPE) };
+        }
+        let state = self.state.lock();
+        match state.peer.upgrade() {
+            Some(peer) => Ok(peer),
+            None if !state.phase.is_connected() => Err(Errno::ENOTCONN),
+            None if self.common.kind == Type::Datagram => {
+                drop(state);
+                self.disconnect();
+                Err(Errno::ECONNREFUSED)
+            }
+            None => Err(Errno::EPIPE),
+        }
+    }
+
+    /// Implements [`crate::net::Transport::send_message`].
+    pub(super) fn send_one(&self, bytes: &mut Vec<u8>, with: &mut Outgoing<'_>) -> Result<(), Errno> {
+        let from = {
+            let mut state = self.state.lock();
+            if !(self.common.kind == Type::Datagram || state.phase.is_connected()) {
+                return Err(Errno::ENOTCONN);
+            }
+            Self::may_send(&mut state)?;
+            state.name.clone()
+        };
+        if bytes.len() > self.common.options.send_buffer() - RESERVED {
+            return Err(Errno::EMSGSIZE);
+        }
+        let target = self.target(with)?;
+        in_flight(with, |with| {
+            let mut other = target.state.lock();
+            if other.peer.strong_count() > 0 && !other.peer.ptr_eq(&self.this) {
+                return Err(Errno::EPERM);
+            }
+            if other.shut.read {
+                return Err(Errno::EPIPE);
+            }
+            if !target.has_room(&mut other, self) {
+                return Err(Errno::EAGAIN);
+            }
+            let new = message(mem::take(bytes), with.who, with.rights.take(), Address::Unix(from));
+            other.inbox.add_message(new).map_err(|(message, error)| {
+                (*bytes, with.rights) = (message.bytes, message.cargo.rights);
+                error
+            })
+        })?;
+        target.common.changed.wake_all();
+        Ok(())
+    }
+
+    /// Implements [`crate::net::Transport::receive_message`].
+    pub(super) fn receive_one(&self, how: Receive) -> Result<Message, Errno> {
+        let (mut flight, mut state) = self.lock_to_receive();
+        let Some(message) = state.inbox.take_message(how.peeks)? else {
+            return self.nothing(&mut state).map(|()| Message::default());
+        };
+        let senders = if how.peeks { Vec::new() } else { mem::take(&mut state.senders) };
+        drop(state);
+        if let (Some(rights), Some(flight), false) = (&message.cargo.rights, &mut flight, how.peeks) {
+            flight.land(rights);
+        }
+        drop(flight);
+        if !how.peeks {
+            self.wake_senders(senders);
+        }
+        Ok(message)
+    }
+}
