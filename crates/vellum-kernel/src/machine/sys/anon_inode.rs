@@ -2,9 +2,8 @@
 //! eventfds.
 
 use super::Answer;
-use super::file::{add, close};
+use super::file::{add, add_pair};
 use crate::files::{self, uffd};
-use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,21 +25,7 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
         pipe::AnonymousPipe::create(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
     let inode: Arc<dyn Inode> = inode;
     let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
-    let first = add(thread, end(reader, abi::O_RDONLY), flags)?;
-    let second = match add(thread, end(writer, abi::O_WRONLY), flags) {
-        Ok(second) => second,
-        Err(error) => {
-            close(thread, first)?;
-            return Err(error);
-        }
-    };
-    let bytes = (first | second << 32).to_le_bytes();
-    if let Err(error) = uaccess::write(&thread.memory(), to, &bytes) {
-        close(thread, first)?;
-        close(thread, second)?;
-        return Err(error);
-    }
-    Ok(0)
+    add_pair(thread, to, [end(reader, abi::O_RDONLY), end(writer, abi::O_WRONLY)], flags)
 }
 
 /// Implements `memfd_create`.

@@ -17,6 +17,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::{Kind, Open};
+use vellum_kernel::net::socket_of;
 
 /// Returns the open file of descriptor `fd`, or `EBADF`.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -42,6 +43,26 @@ pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
     let limit = limit(thread);
     let added = thread.files().table.lock().add(slot, 0, limit);
     added.map(u64::from)
+}
+
+/// Adds descriptors for the two ends of a pipe, or a pair of sockets, and writes their numbers to
+/// memory.
+pub fn add_pair(thread: &Thread, to: u64, ends: [Arc<Open>; 2], flags: u32) -> Answer {
+    let [one, other] = ends;
+    let first = add(thread, one, flags)?;
+    let second = match add(thread, other, flags) {
+        Ok(second) => second,
+        Err(error) => {
+            close(thread, first)?;
+            return Err(error);
+        }
+    };
+    if let Err(error) = uaccess::write(&thread.memory(), to, &(first | second << 32).to_le_bytes()) {
+        close(thread, first)?;
+        close(thread, second)?;
+        return Err(error);
+    }
+    Ok(0)
 }
 
 /// Implements `close`.
@@ -154,6 +175,10 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
         ioctl::FIONREAD => {
             let unread = i32::try_from(open.unread()?).unwrap_or(i32::MAX);
             uaccess::write(&thread.memory(), argument, &unread.to_le_bytes()).map(|()| 0)
+        }
+        ioctl::TIOCOUTQ if socket_of(&open).is_ok() => {
+            let unsent = i32::try_from(socket_of(&open)?.transport().unsent()?).unwrap_or(i32::MAX);
+            uaccess::write(&thread.memory(), argument, &unsent.to_le_bytes()).map(|()| 0)
         }
         ioctl::FIONBIO => {
             let mut on = [0; 4];

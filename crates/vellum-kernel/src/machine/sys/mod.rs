@@ -14,6 +14,8 @@
 //! | [`mod@select`] | `select` and `poll` |
 //! | [`epoll`] | `epoll` |
 //! | [`mod@lock`] | `flock` and record locks |
+//! | [`socket`] | sockets: names, connections, options |
+//! | [`message`] | sending and receiving |
 //! | [`path`] | calls that take a path |
 //! | [`mod@mount`] | `mount` and `umount2` |
 //! | [`swap`] | `swapon` and `swapoff` |
@@ -44,9 +46,9 @@ pub mod identity;
 mod legacy;
 pub mod lock;
 pub mod memory;
+pub mod message;
 pub mod misc;
 pub mod mount;
-
 pub mod path;
 pub mod pi;
 pub mod pidfd;
@@ -61,6 +63,7 @@ pub mod select;
 pub mod shm;
 pub mod signal;
 pub mod size;
+pub mod socket;
 pub mod swap;
 pub mod sync;
 mod table;

@@ -22,7 +22,7 @@ fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 }
 
 /// Calls `look` with the thread's view of the file system, to resolve `path` from directory `at`.
-fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
     files::view(&thread.files(), &thread.credentials().file_credentials(), at as i32, path.first() == Some(&b'/'), look)
 }
 

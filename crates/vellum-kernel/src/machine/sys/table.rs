@@ -9,8 +9,9 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
-    Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, misc, mount, path, pidfd, policy, prctl,
-    process, program, remote, schedule, select, shm, signal, size, swap, sync, timer, timerfd, transfer, wait,
+    Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, message, misc, mount, path, pidfd, policy,
+    prctl, process, program, remote, schedule, select, shm, signal, size, socket, swap, sync, timer, timerfd, transfer,
+    wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -153,6 +154,26 @@ system_calls! {
             => anon_inode::eventfd(thread, a[0], a[1]);
         __NR_vmsplice: Partial("copies; no gifted pages") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
+
+        __NR_socket: Partial("AF_UNIX") => socket::socket(thread, a[0], a[1], a[2]);
+        __NR_socketpair: Full => socket::pair(thread, a);
+        __NR_bind: Full => socket::bind(thread, a[0], a[1], a[2]);
+        __NR_listen: Full => socket::listen(thread, a[0], a[1]);
+        __NR_connect: Full, AfterHandlers => socket::connect(thread, a[0], a[1], a[2]).await;
+        __NR_accept: Full, AfterHandlers => socket::accept(thread, a[0], a[1], a[2], 0).await;
+        __NR_accept4: Full, AfterHandlers => socket::accept(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_shutdown: Full => socket::shutdown(thread, a[0], a[1]);
+        __NR_getsockname: Full => socket::name(thread, a[0], a[1], a[2], false);
+        __NR_getpeername: Full => socket::name(thread, a[0], a[1], a[2], true);
+        __NR_setsockopt: Partial("no filters, no timestamps") => socket::set_option(thread, a);
+        __NR_getsockopt: Partial("as setsockopt") => socket::option(thread, a);
+        __NR_sendto: Partial("no MSG_OOB"), AfterHandlers => message::sendto(thread, a).await;
+        __NR_sendmsg: Partial("no MSG_OOB"), AfterHandlers => message::sendmsg(thread, a[0], a[1], a[2]).await;
+        __NR_sendmmsg: Partial("as sendmsg"), AfterHandlers
+            => message::sendmmsg(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_recvfrom: Partial("no MSG_OOB"), AfterHandlers => message::recvfrom(thread, a).await;
+        __NR_recvmsg: Partial("no MSG_OOB"), AfterHandlers => message::recvmsg(thread, a[0], a[1], a[2]).await;
+        __NR_recvmmsg: Partial("as recvmsg"), AfterHandlers => message::recvmmsg(thread, a).await;
 
         __NR_openat: Partial("no O_ASYNC"), AfterHandlers
             => path::open(thread, a[0], a[1], a[2], a[3]).await;

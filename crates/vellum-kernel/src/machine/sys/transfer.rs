@@ -4,6 +4,7 @@ use super::Answer;
 use super::file::open_of;
 use super::pieces::may_go_on;
 use super::sync::{self, make_room, write_range};
+use super::{message, socket};
 use crate::files::user::{MOST, UserBytes};
 use crate::mem::thread::BlockedOn;
 use crate::mem::{payer, uaccess};
@@ -14,10 +15,12 @@ use alloc::sync::Arc;
 use core::future::Future;
 use core::pin::{Pin, pin};
 use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::id_index::REAL;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::io::{Limited, Waits};
 use vellum_kernel::fs::tree::Node;
 use vellum_kernel::fs::{Inode, Kind, Open, Sink, Source};
+use vellum_kernel::net::socket_of;
 use vellum_kernel::wait::yield_now;
 
 /// The user memory of a read or write: one buffer, or an array of `struct iovec`.
@@ -39,7 +42,7 @@ impl Memory {
 }
 
 /// The waits of a thread's read or write.
-struct TransferWaits<'a>(&'a Arc<Thread>);
+pub struct TransferWaits<'a>(pub &'a Arc<Thread>);
 
 impl Waits for TransferWaits<'_> {
     async fn wait(&self) -> bool {
@@ -75,6 +78,9 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
 
 /// Reads from the file's offset, or from another.
 async fn read_to(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, at: Option<u64>) -> Result<usize, Errno> {
+    if at.is_none() && !open.is_always_ready() && socket_of(open).is_ok() {
+        return message::receive(thread, open, to, 0).await.map(|received| received.count);
+    }
     let (all, waits) = (to.room(), TransferWaits(thread));
     write_range(thread, open, at.unwrap_or_else(|| open.offset()), all).await?;
     let read = match at {
@@ -109,6 +115,10 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
 
 /// Writes at the file's offset, or at another.
 async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at: Option<u64>) -> Result<usize, Errno> {
+    if at.is_none() && !open.is_always_ready() && socket_of(open).is_ok() {
+        let with = message::plain(socket::identity(thread, REAL));
+        return message::send(thread, open, from, with, 0).await;
+    }
     let start = match at {
         _ if open.flags() & abi::O_APPEND != 0 => open.inode().meta().size,
         Some(at) => at,

@@ -1,0 +1,224 @@
+//! Implements the system calls on sockets, other than those that move bytes.
+
+use super::message::retry;
+use super::{Answer, file, path};
+use crate::mem::uaccess;
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::{general as abi, net};
+use vellum_kernel::credentials::id_index::{EFFECTIVE, REAL};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::Access;
+use vellum_kernel::fs::{Kind, Open};
+use vellum_kernel::net::address::{Address, LONGEST, Name};
+use vellum_kernel::net::message::Identity;
+use vellum_kernel::net::unix::{self, UnixSocket};
+use vellum_kernel::net::{Shut, Socket, Transport, Type, socket_of};
+
+/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC` in the type of a new socket.
+const FLAGS: u32 = abi::O_NONBLOCK | abi::O_CLOEXEC;
+/// The longest value of an option that is read, in bytes.
+const LONGEST_VALUE: u64 = 256;
+
+/// Returns the identity that a peer or a receiver sees. `index`: that of the IDs.
+pub fn identity(thread: &Thread, index: usize) -> Identity {
+    let own = thread.credentials();
+    Identity { pid: thread.process.pid, uid: own.uids[index], gid: own.gids[index] }
+}
+
+/// Returns a new socket as an open file.
+fn opened(thread: &Thread, transport: Arc<dyn Transport>, flags: u32) -> Arc<Open> {
+    let own = thread.credentials().file_credentials();
+    Socket::open(transport, flags, (own.uid, own.gid))
+}
+
+/// Adds a descriptor of a new socket.
+fn add(thread: &Thread, transport: Arc<dyn Transport>, flags: u32) -> Answer {
+    file::add(thread, opened(thread, transport, flags), flags)
+}
+
+/// Returns the type of a new socket.
+fn kind_of(domain: u64, kind: u32, protocol: u64) -> Result<Type, Errno> {
+    if kind & !(FLAGS | 0xf) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if domain as u32 != net::AF_UNIX {
+        return Err(Errno::EAFNOSUPPORT);
+    }
+    // AF_UNIX has one protocol, which has the number of the domain.
+    if ![0, net::AF_UNIX].contains(&(protocol as u32)) {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    match kind & 0xf {
+        net::SOCK_STREAM => Ok(Type::Stream),
+        net::SOCK_DGRAM | net::SOCK_RAW => Ok(Type::Datagram),
+        net::SOCK_SEQPACKET => Ok(Type::SeqPacket),
+        _ => Err(Errno::ESOCKTNOSUPPORT),
+    }
+}
+
+/// Implements `socket`.
+pub fn socket(thread: &Thread, domain: u64, kind: u64, protocol: u64) -> Answer {
+    let flags = kind as u32;
+    add(thread, UnixSocket::new(kind_of(domain, flags, protocol)?), flags)
+}
+
+/// Implements `socketpair`.
+pub fn pair(thread: &Thread, [domain, kind, protocol, to, ..]: [u64; 6]) -> Answer {
+    let flags = kind as u32;
+    let [one, other] = unix::pair(kind_of(domain, flags, protocol)?, identity(thread, EFFECTIVE));
+    file::add_pair(thread, to, [opened(thread, one, flags), opened(thread, other, flags)], flags)
+}
+
+/// Reads an address of a program.
+///
+/// # Errors
+///
+/// `EINVAL`: too long, or of another domain; `EFAULT`, `ENOMEM`.
+pub fn read_address(thread: &Thread, socket: &Socket, at: u64, len: u64) -> Result<Address, Errno> {
+    let len = usize::try_from(len as i32).ok().filter(|len| *len <= LONGEST).ok_or(Errno::EINVAL)?;
+    let mut bytes = [0; LONGEST];
+    uaccess::read(&thread.memory(), at, &mut bytes[..len])?;
+    Address::parse(socket.transport().common().domain, &bytes[..len])
+}
+
+/// Looks up the path in the address of another socket.
+///
+/// # Errors
+///
+/// `ECONNREFUSED`: not a socket. `EACCES`: it may not be written. Those of a path lookup.
+pub fn resolve(thread: &Thread, address: Address) -> Result<Address, Errno> {
+    let Address::Unix(Name::Path(name, _)) = address else { return Ok(address) };
+    let inode = path::with(thread, path::HERE, &name, |view| {
+        let inode = view.get(&name, true)?;
+        view.cred.may(&inode.meta(), Access::WRITE)?;
+        Ok(inode)
+    })?;
+    if inode.meta().kind != Kind::Socket {
+        return Err(Errno::ECONNREFUSED);
+    }
+    Ok(Address::Unix(Name::Path(name, Some(inode))))
+}
+
+/// Writes an address for a program, which says how much room it has, and learns the length.
+pub fn write_address(thread: &Thread, address: &Address, to: u64, len: u64) -> Result<(), Errno> {
+    let memory = thread.memory();
+    let mut room = [0; 4];
+    uaccess::read(&memory, len, &mut room)?;
+    let room = usize::try_from(i32::from_le_bytes(room)).map_err(|_| Errno::EINVAL)?;
+    let bytes = address.bytes()?;
+    uaccess::write(&memory, to, &bytes[..room.min(bytes.len())])?;
+    uaccess::write(&memory, len, &(bytes.len() as u32).to_le_bytes())
+}
+
+/// Implements `bind`.
+pub fn bind(thread: &Thread, fd: u64, at: u64, len: u64) -> Answer {
+    let open = file::open_of(thread, fd)?;
+    let socket = socket_of(&open)?;
+    let transport = socket.transport().clone();
+    match read_address(thread, socket, at, len)? {
+        Address::Unspecified => Err(Errno::EINVAL),
+        Address::Unix(Name::Path(name, _)) => {
+            let mode = 0o777 & !thread.files().umask.load(Ordering::Relaxed);
+            path::with(thread, path::HERE, &name, |view| {
+                view.make(&name, Kind::Socket, mode, Default::default(), &[]).map_err(|error| match error {
+                    Errno::EEXIST => Errno::EADDRINUSE,
+                    other => other,
+                })?;
+                let inode = view.get(&name, false)?;
+                let bound = transport.bind(&Address::Unix(Name::Path(name.clone(), Some(inode))));
+                bound.inspect_err(|_| _ = view.remove(&name, false))
+            })
+            .map(|()| 0)
+        }
+        address => transport.bind(&address).map(|()| 0),
+    }
+}
+
+/// Implements `listen`.
+pub fn listen(thread: &Thread, fd: u64, backlog: u64) -> Answer {
+    /// `/proc/sys/net/core/somaxconn`.
+    const MOST: u32 = 4096;
+    let open = file::open_of(thread, fd)?;
+    // A negative number is a large one.
+    let backlog = (backlog as u32).min(MOST);
+    socket_of(&open)?.transport().listen(backlog, identity(thread, EFFECTIVE)).map(|()| 0)
+}
+
+/// Implements `connect`.
+pub async fn connect(thread: &Arc<Thread>, fd: u64, at: u64, len: u64) -> Answer {
+    let open = file::open_of(thread, fd)?;
+    let socket = socket_of(&open)?;
+    let to = resolve(thread, read_address(thread, socket, at, len)?)?;
+    let who = identity(thread, EFFECTIVE);
+    retry(thread, &open, 0, true, || socket.transport().clone().connect(&to, who)).await.map(|()| 0)
+}
+
+/// Implements `accept` and `accept4`.
+pub async fn accept(thread: &Arc<Thread>, fd: u64, to: u64, len: u64, flags: u64) -> Answer {
+    let flags = flags as u32;
+    if flags & !FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let open = file::open_of(thread, fd)?;
+    let socket = socket_of(&open)?;
+    let transport = retry(thread, &open, 0, false, || socket.transport().accept()).await?;
+    if to != 0 {
+        let peer = transport.peer().map_err(|_| Errno::ECONNABORTED)?;
+        write_address(thread, &peer, to, len)?;
+    }
+    add(thread, transport, flags)
+}
+
+/// Implements `shutdown`.
+pub fn shutdown(thread: &Thread, fd: u64, how: u64) -> Answer {
+    let how = match how as u32 {
+        net::SHUT_RD => Shut { read: true, write: false },
+        net::SHUT_WR => Shut { read: false, write: true },
+        net::SHUT_RDWR => Shut { read: true, write: true },
+        _ => return Err(Errno::EINVAL),
+    };
+    let open = file::open_of(thread, fd)?;
+    socket_of(&open)?.transport().shutdown(how).map(|()| 0)
+}
+
+/// Implements `getsockname`, and `getpeername` for the `peer`.
+pub fn name(thread: &Thread, fd: u64, to: u64, len: u64, peer: bool) -> Answer {
+    let open = file::open_of(thread, fd)?;
+    let transport = socket_of(&open)?.transport();
+    let address = if peer { transport.peer()? } else { transport.name() };
+    write_address(thread, &address, to, len).map(|()| 0)
+}
+
+/// Implements `setsockopt`.
+pub fn set_option(thread: &Thread, [fd, level, name, at, len, _]: [u64; 6]) -> Answer {
+    let open = file::open_of(thread, fd)?;
+    let len = u64::try_from(len as i32).map_err(|_| Errno::EINVAL)?.min(LONGEST_VALUE);
+    let mut value = [0; LONGEST_VALUE as usize];
+    let value = &mut value[..len as usize];
+    uaccess::read(&thread.memory(), at, value)?;
+    let privileged = thread.credentials().has(abi::CAP_NET_ADMIN);
+    socket_of(&open)?.set_option(level as u32, name as u32, value, privileged).map(|()| 0)
+}
+
+/// Implements `getsockopt`.
+pub fn option(thread: &Thread, [fd, level, name, to, len, _]: [u64; 6]) -> Answer {
+    let open = file::open_of(thread, fd)?;
+    let memory = thread.memory();
+    let mut room = [0; 4];
+    uaccess::read(&memory, len, &mut room)?;
+    let room = usize::try_from(i32::from_le_bytes(room)).map_err(|_| Errno::EINVAL)?;
+    let mut value: Vec<u8> = socket_of(&open)?.option(level as u32, name as u32)?;
+    value.truncate(room);
+    uaccess::write(&memory, to, &value)?;
+    uaccess::write(&memory, len, &(value.len() as u32).to_le_bytes()).map(|()| 0)
+}
+
+/// Returns the open socket and the identity by which the thread's messages are known.
+pub fn sender(thread: &Thread, fd: u64) -> Result<(Arc<Open>, Identity), Errno> {
+    let open = file::open_of(thread, fd)?;
+    socket_of(&open)?;
+    Ok((open, identity(thread, REAL)))
+}
