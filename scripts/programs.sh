@@ -153,6 +153,7 @@ our_programs() {
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
     expect 0 timerfd guest --smp 2 -- "$1/timerfd" </dev/null
     expect 0 sockets guest --smp 4 -- "$1/sockets" </dev/null
+    expect 0 "TCP and UDP" guest --smp 4 -- "$1/inet" </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
     expect 0 exec guest --smp 2 -- "$1/exec" 20 </dev/null
     dynamic "$1"

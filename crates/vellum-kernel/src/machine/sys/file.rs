@@ -152,6 +152,7 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
             open.set_flags(argument as u32);
             Ok(0)
         }
+        abi::F_SETOWN | abi::F_SETSIG | abi::F_GETOWN | abi::F_GETSIG => Ok(0),
         abi::F_ADD_SEALS => open.writable().map_err(|_| Errno::EPERM)?.control(abi::F_ADD_SEALS, argument),
         command if lock::is_command(command) => lock::fcntl(thread, &open, command, argument).await,
         _ => open.file()?.control(command as u32, argument),
@@ -187,6 +188,8 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
             open.set_flags(others | if on == [0; 4] { 0 } else { abi::O_NONBLOCK });
             Ok(0)
         }
+        // No file sends SIGIO.
+        ioctl::FIOASYNC => uaccess::read(&thread.memory(), argument, &mut [0; 4]).map(|()| 0),
         ioctl::FIOCLEX => set_close_on_exec(true),
         ioctl::FIONCLEX => set_close_on_exec(false),
         other => open.file()?.request(other, argument),

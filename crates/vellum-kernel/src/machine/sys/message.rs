@@ -15,7 +15,6 @@ use linux_raw_sys::{general as abi, net};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::io::{Limited, Waits};
 use vellum_kernel::fs::{Open, Sink, Source};
-use vellum_kernel::net::address::Address;
 use vellum_kernel::net::message::{Cargo, Control, ControlWriter, Identity, Outgoing};
 use vellum_kernel::net::rights::{Rights, Sender};
 use vellum_kernel::net::{Receive, Socket, socket_of};
@@ -211,7 +210,10 @@ pub async fn recvfrom(thread: &Arc<Thread>, [fd, at, len, flags, address, addres
     let received = receive(thread, &open, &mut bytes, flags).await?;
     if address != 0 {
         match &received.cargo.from {
-            Some(from) => write_address(thread, from, address, address_len)?,
+            Some(from) => {
+                let domain = socket_of(&open)?.transport().common().domain;
+                write_address(thread, domain, from, [address, address_len])?;
+            }
             None => uaccess::write(&thread.memory(), address_len, &[0; 4])?,
         }
     }
@@ -325,7 +327,8 @@ pub async fn recvmsg(thread: &Arc<Thread>, fd: u64, at: u64, flags: u64) -> Answ
     let memory = thread.memory();
     let write = |at: u64, bytes: &[u8]| uaccess::write(&memory, at, bytes);
     if header.name != 0 {
-        let address = received.cargo.from.as_ref().map(Address::bytes).transpose()?.unwrap_or_default();
+        let domain = socket.transport().common().domain;
+        let address = received.cargo.from.as_ref().map(|from| from.bytes(domain)).transpose()?.unwrap_or_default();
         write(header.name, &address[..address.len().min(header.name_len as usize)])?;
         write(at + NAME_LEN, &(address.len() as u32).to_le_bytes())?;
     }

@@ -12,13 +12,16 @@ use vellum_kernel::credentials::id_index::{EFFECTIVE, REAL};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Access;
 use vellum_kernel::fs::{Kind, Open};
-use vellum_kernel::net::address::{Address, LONGEST, Name};
+use vellum_kernel::net::address::{Address, INET, INET6, LONGEST, Name, UNIX};
+use vellum_kernel::net::local::{self, Endpoint};
 use vellum_kernel::net::message::Identity;
-use vellum_kernel::net::unix::{self, UnixSocket};
 use vellum_kernel::net::{Shut, Socket, Transport, Type, socket_of};
 
 /// `SOCK_NONBLOCK` and `SOCK_CLOEXEC` in the type of a new socket.
 const FLAGS: u32 = abi::O_NONBLOCK | abi::O_CLOEXEC;
+/// The first port that programs without privilege may have
+/// (`/proc/sys/net/ipv4/ip_unprivileged_port_start`).
+const FIRST_FREE: u16 = 1024;
 /// The longest value of an option that is read, in bytes.
 const LONGEST_VALUE: u64 = 256;
 
@@ -39,36 +42,44 @@ fn add(thread: &Thread, transport: Arc<dyn Transport>, flags: u32) -> Answer {
     file::add(thread, opened(thread, transport, flags), flags)
 }
 
-/// Returns the type of a new socket.
-fn kind_of(domain: u64, kind: u32, protocol: u64) -> Result<Type, Errno> {
+/// Returns the domain, the type and the protocol of a new socket.
+fn checked(domain: u64, kind: u32, protocol: u64) -> Result<(u16, Type, u16), Errno> {
+    const TCP: u32 = 6;
+    const UDP: u32 = 17;
     if kind & !(FLAGS | 0xf) != 0 {
         return Err(Errno::EINVAL);
     }
-    if domain as u32 != net::AF_UNIX {
-        return Err(Errno::EAFNOSUPPORT);
-    }
-    // AF_UNIX has one protocol, which has the number of the domain.
-    if ![0, net::AF_UNIX].contains(&(protocol as u32)) {
-        return Err(Errno::EPROTONOSUPPORT);
-    }
-    match kind & 0xf {
-        net::SOCK_STREAM => Ok(Type::Stream),
-        net::SOCK_DGRAM | net::SOCK_RAW => Ok(Type::Datagram),
-        net::SOCK_SEQPACKET => Ok(Type::SeqPacket),
-        _ => Err(Errno::ESOCKTNOSUPPORT),
+    let domain = u16::try_from(domain as u32).map_err(|_| Errno::EAFNOSUPPORT)?;
+    let protocol = protocol as u32;
+    match (domain, kind & 0xf) {
+        // AF_UNIX has one protocol, which has the number of the domain.
+        (UNIX, _) if ![0, net::AF_UNIX].contains(&protocol) => Err(Errno::EPROTONOSUPPORT),
+        (UNIX, net::SOCK_STREAM) => Ok((UNIX, Type::Stream, 0)),
+        (UNIX, net::SOCK_DGRAM | net::SOCK_RAW) => Ok((UNIX, Type::Datagram, 0)),
+        (UNIX, net::SOCK_SEQPACKET) => Ok((UNIX, Type::SeqPacket, 0)),
+        (INET | INET6, net::SOCK_STREAM) if [0, TCP].contains(&protocol) => Ok((domain, Type::Stream, TCP as u16)),
+        (INET | INET6, net::SOCK_DGRAM) if [0, UDP].contains(&protocol) => Ok((domain, Type::Datagram, UDP as u16)),
+        (INET | INET6, net::SOCK_STREAM | net::SOCK_DGRAM | net::SOCK_RAW) => Err(Errno::EPROTONOSUPPORT),
+        (UNIX | INET | INET6, _) => Err(Errno::ESOCKTNOSUPPORT),
+        _ => Err(Errno::EAFNOSUPPORT),
     }
 }
 
 /// Implements `socket`.
 pub fn socket(thread: &Thread, domain: u64, kind: u64, protocol: u64) -> Answer {
     let flags = kind as u32;
-    add(thread, UnixSocket::new(kind_of(domain, flags, protocol)?), flags)
+    let (domain, kind, protocol) = checked(domain, flags, protocol)?;
+    add(thread, Endpoint::new(domain, kind, protocol), flags)
 }
 
 /// Implements `socketpair`.
 pub fn pair(thread: &Thread, [domain, kind, protocol, to, ..]: [u64; 6]) -> Answer {
     let flags = kind as u32;
-    let [one, other] = unix::pair(kind_of(domain, flags, protocol)?, identity(thread, EFFECTIVE));
+    let (domain, kind, _) = checked(domain, flags, protocol)?;
+    if domain != UNIX {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let [one, other] = local::pair(kind, identity(thread, EFFECTIVE));
     file::add_pair(thread, to, [opened(thread, one, flags), opened(thread, other, flags)], flags)
 }
 
@@ -103,12 +114,12 @@ pub fn resolve(thread: &Thread, address: Address) -> Result<Address, Errno> {
 }
 
 /// Writes an address for a program, which says how much room it has, and learns the length.
-pub fn write_address(thread: &Thread, address: &Address, to: u64, len: u64) -> Result<(), Errno> {
+pub fn write_address(thread: &Thread, domain: u16, address: &Address, [to, len]: [u64; 2]) -> Result<(), Errno> {
     let memory = thread.memory();
     let mut room = [0; 4];
     uaccess::read(&memory, len, &mut room)?;
     let room = usize::try_from(i32::from_le_bytes(room)).map_err(|_| Errno::EINVAL)?;
-    let bytes = address.bytes()?;
+    let bytes = address.bytes(domain)?;
     uaccess::write(&memory, to, &bytes[..room.min(bytes.len())])?;
     uaccess::write(&memory, len, &(bytes.len() as u32).to_le_bytes())
 }
@@ -118,6 +129,7 @@ pub fn bind(thread: &Thread, fd: u64, at: u64, len: u64) -> Answer {
     let open = file::open_of(thread, fd)?;
     let socket = socket_of(&open)?;
     let transport = socket.transport().clone();
+    let who = identity(thread, EFFECTIVE);
     match read_address(thread, socket, at, len)? {
         Address::Unspecified => Err(Errno::EINVAL),
         Address::Unix(Name::Path(name, _)) => {
@@ -128,12 +140,17 @@ pub fn bind(thread: &Thread, fd: u64, at: u64, len: u64) -> Answer {
                     other => other,
                 })?;
                 let inode = view.get(&name, false)?;
-                let bound = transport.bind(&Address::Unix(Name::Path(name.clone(), Some(inode))));
+                let bound = transport.bind(&Address::Unix(Name::Path(name.clone(), Some(inode))), who);
                 bound.inspect_err(|_| _ = view.remove(&name, false))
             })
             .map(|()| 0)
         }
-        address => transport.bind(&address).map(|()| 0),
+        Address::Inet(at)
+            if (1..FIRST_FREE).contains(&at.port()) && !thread.credentials().has(abi::CAP_NET_BIND_SERVICE) =>
+        {
+            Err(Errno::EACCES)
+        }
+        address => transport.bind(&address, who).map(|()| 0),
     }
 }
 
@@ -153,7 +170,8 @@ pub async fn connect(thread: &Arc<Thread>, fd: u64, at: u64, len: u64) -> Answer
     let socket = socket_of(&open)?;
     let to = resolve(thread, read_address(thread, socket, at, len)?)?;
     let who = identity(thread, EFFECTIVE);
-    retry(thread, &open, 0, true, || socket.transport().clone().connect(&to, who)).await.map(|()| 0)
+    let waits = open.flags() & abi::O_NONBLOCK == 0;
+    retry(thread, &open, 0, true, || socket.transport().clone().connect(&to, who, waits)).await.map(|()| 0)
 }
 
 /// Implements `accept` and `accept4`.
@@ -167,7 +185,7 @@ pub async fn accept(thread: &Arc<Thread>, fd: u64, to: u64, len: u64, flags: u64
     let transport = retry(thread, &open, 0, false, || socket.transport().accept()).await?;
     if to != 0 {
         let peer = transport.peer().map_err(|_| Errno::ECONNABORTED)?;
-        write_address(thread, &peer, to, len)?;
+        write_address(thread, transport.common().domain, &peer, [to, len])?;
     }
     add(thread, transport, flags)
 }
@@ -189,7 +207,7 @@ pub fn name(thread: &Thread, fd: u64, to: u64, len: u64, peer: bool) -> Answer {
     let open = file::open_of(thread, fd)?;
     let transport = socket_of(&open)?.transport();
     let address = if peer { transport.peer()? } else { transport.name() };
-    write_address(thread, &address, to, len).map(|()| 0)
+    write_address(thread, transport.common().domain, &address, [to, len]).map(|()| 0)
 }
 
 /// Implements `setsockopt`.

@@ -120,7 +120,8 @@ system_calls! {
         __NR_close_range: Partial("CLOSE_RANGE_UNSHARE is ignored") => file::close_range(thread, a[0], a[1], a[2]);
         __NR_dup: Full => file::dup(thread, a[0]);
         __NR_dup3: Full => file::dup_to(thread, a[0], a[1], Some(a[2]));
-        __NR_fcntl: Partial("no leases, no signals"), AfterHandlers => file::fcntl(thread, a[0], a[1], a[2]).await;
+        __NR_fcntl: Partial("no leases; no file sends signals"), AfterHandlers
+            => file::fcntl(thread, a[0], a[1], a[2]).await;
         __NR_flock: Full, AfterHandlers => lock::flock(thread, a[0], a[1]).await;
         __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]).await;
         __NR_ioctl: Partial("nothing is a terminal") => file::ioctl(thread, a[0], a[1], a[2]);
@@ -155,7 +156,7 @@ system_calls! {
         __NR_vmsplice: Partial("copies; no gifted pages") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
 
-        __NR_socket: Partial("AF_UNIX") => socket::socket(thread, a[0], a[1], a[2]);
+        __NR_socket: Partial("AF_UNIX; TCP and UDP, within the machine") => socket::socket(thread, a[0], a[1], a[2]);
         __NR_socketpair: Full => socket::pair(thread, a);
         __NR_bind: Full => socket::bind(thread, a[0], a[1], a[2]);
         __NR_listen: Full => socket::listen(thread, a[0], a[1]);

@@ -6,16 +6,16 @@
 //! | [`address`] | socket addresses, as programs pass them |
 //! | [`message`] | what goes with the bytes of a message: addresses, credentials, descriptors |
 //! | [`rights`] | descriptors on their way between processes (`SCM_RIGHTS`) |
-//! | [`unix`] | sockets of one machine (`AF_UNIX`) |
+//! | [`local`] | sockets of one machine: `AF_UNIX`, TCP, UDP |
 //!
 //! The operations of a transport never block: one that would have to fails with `EAGAIN`, and the
 //! caller waits at the socket's wait queue, and retries.
 
 pub mod address;
+pub mod local;
 pub mod message;
 pub mod options;
 pub mod rights;
-pub mod unix;
 
 use crate::errno::Errno;
 use crate::fs::bytes;
@@ -96,11 +96,11 @@ pub trait Transport: Send + Sync + Any {
     /// Returns what all sockets have.
     fn common(&self) -> &Common;
 
-    /// Gives the socket an address.
+    /// Gives the socket an address. Sockets of the user of `who` may share one.
     ///
     /// # Errors
-    /// `EINVAL`: it has one; `EADDRINUSE`; `ENOMEM`.
-    fn bind(self: Arc<Self>, address: &Address) -> Result<(), Errno>;
+    /// `EINVAL`: it has one; `EADDRINUSE`, `EADDRNOTAVAIL`; `ENOMEM`.
+    fn bind(self: Arc<Self>, address: &Address, who: Identity) -> Result<(), Errno>;
 
     /// Makes the socket accept connections, of which `backlog` may wait. Processes that connect see
     /// `who` as their peer.
@@ -111,11 +111,12 @@ pub trait Transport: Send + Sync + Any {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Connects the socket.
+    /// Connects the socket. `waits`: the caller waits until it is connected.
     ///
     /// # Errors
-    /// `EAGAIN`: the backlog is full. `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EINVAL`, `ENOMEM`.
-    fn connect(self: Arc<Self>, to: &Address, who: Identity) -> Result<(), Errno>;
+    /// `EAGAIN`: the backlog is full. `EINPROGRESS`, `EALREADY`: it will be connected. `EISCONN`,
+    /// `ECONNREFUSED`, `EPROTOTYPE`, `ENETUNREACH`, `EINVAL`, `ENOMEM`.
+    fn connect(self: Arc<Self>, to: &Address, who: Identity, waits: bool) -> Result<(), Errno>;
 
     /// Takes a connection out of the backlog.
     ///

@@ -89,6 +89,12 @@ impl Options {
         bit.is_some_and(|bit| self.switches.load(Relaxed) >> bit & 1 != 0)
     }
 
+    /// Sets the sizes of the buffers in bytes.
+    pub fn set_buffers(&self, send: u32, receive: u32) {
+        self.send_buffer.store(send, Relaxed);
+        self.receive_buffer.store(receive, Relaxed);
+    }
+
     /// Returns the size of the send buffer in bytes.
     pub fn send_buffer(&self) -> usize {
         self.send_buffer.load(Relaxed) as usize

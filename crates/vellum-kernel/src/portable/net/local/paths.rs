@@ -1,6 +1,6 @@
-//! Finds sockets by their names.
+//! Finds sockets of `AF_UNIX` by their names.
 
-use super::UnixSocket;
+use super::Endpoint;
 use crate::errno::Errno;
 use crate::fs::bytes::copy_of;
 use crate::net::address::Name;
@@ -17,7 +17,7 @@ enum Key {
 }
 
 /// The sockets with a name. An entry may be of a socket that is being closed.
-static NAMES: Mutex<Option<HashMap<Key, Weak<UnixSocket>>>> = Mutex::new(None);
+static NAMES: Mutex<Option<HashMap<Key, Weak<Endpoint>>>> = Mutex::new(None);
 
 fn key_of(name: &Name) -> Option<Key> {
     match name {
@@ -30,11 +30,27 @@ fn key_of(name: &Name) -> Option<Key> {
     }
 }
 
-/// Gives a socket a name, if no other has it.
+/// Gives a socket a name, if no other has it. Without a name, gives it an abstract one that no
+/// other has (autobind). Returns the name.
 ///
 /// # Errors
-/// `EADDRINUSE`, `EINVAL`: a path that was not looked up; `ENOMEM`.
-pub(super) fn insert(name: &Name, socket: &Weak<UnixSocket>) -> Result<(), Errno> {
+/// `EADDRINUSE`; `EINVAL`: a path that was not looked up; `ENOSPC`: no abstract name is left;
+/// `ENOMEM`.
+pub(super) fn insert(name: &Name, socket: &Weak<Endpoint>) -> Result<Name, Errno> {
+    if !matches!(name, Name::Unnamed) {
+        return insert_named(name, socket).map(|()| name.clone());
+    }
+    for number in 0..1 << 20 {
+        let name = Name::Abstract(copy_of(format!("{number:05x}").as_bytes())?.into());
+        match insert_named(&name, socket) {
+            Err(Errno::EADDRINUSE) => {}
+            inserted => return inserted.map(|()| name),
+        }
+    }
+    Err(Errno::ENOSPC)
+}
+
+fn insert_named(name: &Name, socket: &Weak<Endpoint>) -> Result<(), Errno> {
     let key = key_of(name).ok_or(Errno::EINVAL)?;
     let mut names = NAMES.lock();
     let names = names.get_or_insert_default();
@@ -46,23 +62,8 @@ pub(super) fn insert(name: &Name, socket: &Weak<UnixSocket>) -> Result<(), Errno
     Ok(())
 }
 
-/// Gives a socket an abstract name that no other has (autobind), and returns it.
-///
-/// # Errors
-/// `ENOSPC`: all are taken; `ENOMEM`.
-pub(super) fn insert_any(socket: &Weak<UnixSocket>) -> Result<Name, Errno> {
-    for number in 0..1 << 20 {
-        let name = Name::Abstract(copy_of(format!("{number:05x}").as_bytes())?.into());
-        match insert(&name, socket) {
-            Err(Errno::EADDRINUSE) => {}
-            inserted => return inserted.map(|()| name),
-        }
-    }
-    Err(Errno::ENOSPC)
-}
-
 /// Removes the name of a socket that is being closed.
-pub(super) fn remove(name: &Name, socket: *const UnixSocket) {
+pub(super) fn remove(name: &Name, socket: *const Endpoint) {
     let Some(key) = key_of(name) else { return };
     let mut names = NAMES.lock();
     if let Some(names) = names.as_mut()
@@ -76,7 +77,7 @@ pub(super) fn remove(name: &Name, socket: *const UnixSocket) {
 ///
 /// # Errors
 /// `ECONNREFUSED`: there is none.
-pub(super) fn find(name: &Name) -> Result<Arc<UnixSocket>, Errno> {
+pub(super) fn find(name: &Name) -> Result<Arc<Endpoint>, Errno> {
     let key = key_of(name).ok_or(Errno::ECONNREFUSED)?;
     let names = NAMES.lock();
     names.as_ref().and_then(|names| names.get(&key)?.upgrade()).ok_or(Errno::ECONNREFUSED)

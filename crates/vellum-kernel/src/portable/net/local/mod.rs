@@ -1,29 +1,37 @@
-//! Sockets of one machine (`AF_UNIX`, unix(7)).
+//! Sockets of one machine: `AF_UNIX` (unix(7)), and TCP and UDP over IPv4 and IPv6 as far as they
+//! lead to the machine itself, which has no other network.
 //!
-//! What a socket sends goes straight to the inbox of the other one, which the sender's buffer size
-//! limits. A socket refers to its peer weakly: the end of its file ends it, and its peer notices.
-//! No task holds the locks of two sockets at once.
+//! What a socket sends goes straight to the inbox of the other one. A socket refers to its peer
+//! weakly: the end of its file ends it, and its peer notices. No task holds the locks of two
+//! sockets at once, but for the one that `flight` names.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the socket, and its end |
-//! | `name` | from a name to its socket |
+//! | `rules` | what is different between domains and types |
+//! | `names` | addresses: binding, and finding |
+//! | `paths`, `ports` | from an address to its socket |
 //! | `inbox` | what arrived, and was not received yet |
 //! | `connect` | connections |
 //! | `transfer` | sending and receiving |
+//! | `options` | options of TCP and IP |
 //! | `flight` | sockets that are only in inboxes: they are found, and closed |
 
 mod connect;
 mod flight;
 mod inbox;
-mod name;
+mod names;
+mod options;
+mod paths;
+mod ports;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
 pub use connect::pair;
 
-use super::address::{Address, Name};
+use super::address::Address;
 use super::message::{Cargo, Identity, Message, Outgoing};
 use super::{Common, Receive, Shut, Transport, Type};
 use crate::errno::Errno;
@@ -35,7 +43,8 @@ use core::any::Any;
 use core::mem;
 use inbox::Inbox;
 use linux_raw_sys::general::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND, POLLWRNORM};
-use linux_raw_sys::net::AF_UNIX;
+use options::Levels;
+use rules::{Rules, rules_of};
 use spin::Mutex;
 
 /// The most messages that wait at a socket for sockets to which it is not connected, less one
@@ -43,27 +52,31 @@ use spin::Mutex;
 const MOST_MESSAGES: usize = 10;
 
 /// A socket.
-pub struct UnixSocket {
+pub struct Endpoint {
     common: Common,
-    this: Weak<UnixSocket>,
+    rules: &'static Rules,
+    levels: Levels,
+    this: Weak<Endpoint>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     phase: Phase,
-    name: Name,
+    name: Address,
     /// The connected socket, which may have ended.
-    peer: Weak<UnixSocket>,
+    peer: Weak<Endpoint>,
     /// The name of the peer when they were connected.
-    peer_name: Name,
+    peer_name: Address,
     /// The process at the other end; of a listening socket, the process that made it listen.
     identity: Option<Identity>,
     inbox: Inbox,
     shut: Shut,
     error: Option<Errno>,
+    /// The next call that connects finds that the connection is made: one before it did not wait.
+    says_connected: bool,
     /// Sockets that found this one full: they are woken once it has room.
-    senders: Vec<Weak<UnixSocket>>,
+    senders: Vec<Weak<Endpoint>>,
 }
 
 #[derive(Default)]
@@ -72,11 +85,13 @@ enum Phase {
     Fresh,
     /// Another task is connecting it.
     Connecting,
+    /// It is connected as soon as the backlog of the socket with this address has room.
+    Pending(Address),
     Connected,
     /// Connected, and no task has accepted it yet.
     Waiting,
     Listening {
-        backlog: VecDeque<Arc<UnixSocket>>,
+        backlog: VecDeque<Arc<Endpoint>>,
         most: usize,
     },
 }
@@ -90,7 +105,7 @@ impl Phase {
 impl State {
     /// Notes that `sender` waits until this socket has room. Without memory for the note, wakes it
     /// at once.
-    fn note_sender(&mut self, sender: &Weak<UnixSocket>) {
+    fn note_sender(&mut self, sender: &Weak<Endpoint>) {
         if self.senders.iter().any(|noted| noted.ptr_eq(sender)) {
             return;
         }
@@ -102,39 +117,52 @@ impl State {
 }
 
 /// Wakes the tasks that wait at these sockets.
-fn wake(sockets: &[Weak<UnixSocket>]) {
+fn wake(sockets: &[Weak<Endpoint>]) {
     sockets.iter().filter_map(Weak::upgrade).for_each(|socket| socket.common.changed.wake_all());
 }
 
-impl UnixSocket {
+impl Endpoint {
     /// Returns a new socket.
-    pub fn new(kind: Type) -> Arc<UnixSocket> {
-        let common = Common::new(AF_UNIX as u16, kind, 0);
-        Arc::new_cyclic(|this| UnixSocket { common, this: this.clone(), state: Mutex::default() })
+    pub fn new(domain: u16, kind: Type, protocol: u16) -> Arc<Endpoint> {
+        let rules = rules_of(domain, kind);
+        let common = Common::new(domain, kind, protocol);
+        if let Some([send, receive]) = rules.buffers {
+            common.options.set_buffers(send, receive);
+        }
+        let state = State { name: Address::none(domain), ..Default::default() };
+        Arc::new_cyclic(|this| Endpoint {
+            common,
+            rules,
+            levels: Levels::default(),
+            this: this.clone(),
+            state: Mutex::new(state),
+        })
     }
 
     /// Returns the socket to which this one is connected, if it has not ended.
-    fn peer_socket(&self) -> Option<Arc<UnixSocket>> {
+    fn peer_socket(&self) -> Option<Arc<Endpoint>> {
         self.state.lock().peer.upgrade()
     }
 
     /// Returns true if this socket may take a message of `sender`, or bytes of it. If not, the
     /// sender is woken once that has changed.
-    fn has_room(&self, state: &mut State, sender: &UnixSocket) -> bool {
+    fn has_room(&self, state: &mut State, sender: &Endpoint) -> bool {
         let used = state.inbox.used();
-        let full = if self.common.kind.is_connected() || state.peer.ptr_eq(&sender.this) {
+        let full = if !self.rules.waits_for_room {
+            used >= self.common.options.receive_buffer()
+        } else if self.common.kind.is_connected() || state.peer.ptr_eq(&sender.this) {
             used >= sender.common.options.send_buffer()
         } else {
             state.inbox.messages() > MOST_MESSAGES
         };
-        if full {
+        if full && self.rules.waits_for_room {
             state.note_sender(&sender.this);
         }
         !full
     }
 
     /// Wakes the tasks that wait for this socket to have room.
-    fn wake_senders(&self, senders: Vec<Weak<UnixSocket>>) {
+    fn wake_senders(&self, senders: Vec<Weak<Endpoint>>) {
         wake(&senders);
         if let Some(peer) = self.peer_socket() {
             peer.common.changed.wake_all();
@@ -142,16 +170,20 @@ impl UnixSocket {
     }
 }
 
-impl Drop for UnixSocket {
+impl Drop for Endpoint {
     fn drop(&mut self) {
         let mut state = mem::take(self.state.get_mut());
-        name::remove(&state.name, self);
+        self.unbind(&state.name);
         if self.common.kind.is_connected()
             && let Some(peer) = state.peer.upgrade()
         {
+            let resets = !state.inbox.is_empty()
+                || matches!(state.phase, Phase::Waiting)
+                || self.common.options.linger() == Some(0) && !self.rules.has_identities;
             let mut other = peer.state.lock();
-            (other.shut.read, other.shut.write) = (true, true);
-            if !state.inbox.is_empty() || matches!(state.phase, Phase::Waiting) {
+            other.shut.read = true;
+            other.shut.write |= resets || self.rules.tells_read_end;
+            if resets {
                 other.error = Some(Errno::ECONNRESET);
             }
             drop(other);
@@ -169,21 +201,20 @@ impl Drop for UnixSocket {
     }
 }
 
-impl Transport for UnixSocket {
+impl Transport for Endpoint {
     fn common(&self) -> &Common {
         &self.common
     }
 
-    fn bind(self: Arc<Self>, address: &Address) -> Result<(), Errno> {
-        let Address::Unix(name) = address else { return Err(Errno::EINVAL) };
-        // The lock is held while the name is given, so that the socket gets one only.
+    fn bind(self: Arc<Self>, address: &Address, who: Identity) -> Result<(), Errno> {
+        // The lock is held while the address is given, so that the socket gets one only.
         let mut state = self.state.lock();
-        state.name = match name {
-            Name::Unnamed if state.name.is_named() => return Ok(()),
-            _ if state.name.is_named() => return Err(Errno::EINVAL),
-            Name::Unnamed => name::insert_any(&self.this)?,
-            _ => name::insert(name, &self.this).map(|()| name.clone())?,
-        };
+        match address {
+            Address::Unix(super::address::Name::Unnamed) if state.name.is_named() => return Ok(()),
+            _ if state.name.is_named() || !matches!(state.phase, Phase::Fresh) => return Err(Errno::EINVAL),
+            _ => {}
+        }
+        state.name = self.name_it(address, who)?;
         Ok(())
     }
 
@@ -191,13 +222,13 @@ impl Transport for UnixSocket {
         self.begin_to_listen(backlog as usize, who)
     }
 
-    fn connect(self: Arc<Self>, to: &Address, who: Identity) -> Result<(), Errno> {
+    fn connect(self: Arc<Self>, to: &Address, who: Identity, waits: bool) -> Result<(), Errno> {
         match to {
-            Address::Unspecified if self.common.kind == Type::Datagram => self.disconnect(),
-            Address::Unix(name) if name.is_named() => self.connect_to(name, who)?,
-            _ => return Err(Errno::EINVAL),
+            Address::Unspecified => self.disconnect(),
+            _ if to.is_named() => self.connect_to(to, who, waits),
+            Address::Unix(_) => Err(Errno::EINVAL),
+            Address::Inet(_) => Err(Errno::ECONNREFUSED),
         }
-        Ok(())
     }
 
     fn accept(&self) -> Result<Arc<dyn Transport>, Errno> {
@@ -206,6 +237,8 @@ impl Transport for UnixSocket {
 
     fn shutdown(&self, how: Shut) -> Result<(), Errno> {
         let mut state = self.state.lock();
+        // The error does not keep the directions open, so that tasks that receive are woken.
+        let unconnected = !self.rules.has_identities && matches!(state.phase, Phase::Fresh);
         state.shut.read |= how.read;
         state.shut.write |= how.write;
         let peer = if self.common.kind.is_connected() { state.peer.upgrade() } else { None };
@@ -214,34 +247,34 @@ impl Transport for UnixSocket {
         if let Some(peer) = peer {
             let mut other = peer.state.lock();
             other.shut.read |= how.write;
-            other.shut.write |= how.read;
+            other.shut.write |= how.read && self.rules.tells_read_end;
             drop(other);
             peer.common.changed.wake_all();
         }
         self.common.changed.wake_all();
         wake(&senders);
-        Ok(())
+        if unconnected { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 
     fn name(&self) -> Address {
-        Address::Unix(self.state.lock().name.clone())
+        self.state.lock().name.clone()
     }
 
     fn peer(&self) -> Result<Address, Errno> {
         let state = self.state.lock();
         let at_connect = state.peer_name.clone();
         match (state.peer.upgrade(), &state.phase) {
-            (Some(peer), _) => {
+            (Some(peer), _) if self.rules.has_identities => {
                 drop(state);
                 Ok(peer.name())
             }
-            (None, Phase::Connected) => Ok(Address::Unix(at_connect)),
+            (_, Phase::Connected | Phase::Waiting) => Ok(at_connect),
             _ => Err(Errno::ENOTCONN),
         }
     }
 
     fn peer_identity(&self) -> Option<Identity> {
-        self.state.lock().identity
+        self.state.lock().identity.filter(|_| self.rules.has_identities)
     }
 
     fn listens(&self) -> bool {
@@ -249,6 +282,7 @@ impl Transport for UnixSocket {
     }
 
     fn take_error(&self) -> Option<Errno> {
+        self.go_on();
         self.state.lock().error.take()
     }
 
@@ -269,6 +303,7 @@ impl Transport for UnixSocket {
     }
 
     fn ready(&self) -> u32 {
+        self.go_on();
         let state = self.state.lock();
         let connected = self.common.kind.is_connected();
         let mut ready = 0;
@@ -281,15 +316,16 @@ impl Transport for UnixSocket {
                 ready |= if backlog.is_empty() { 0 } else { POLLIN | POLLRDNORM };
                 false
             }
+            Phase::Pending(_) => false,
             Phase::Fresh | Phase::Connecting if connected => {
                 ready |= POLLHUP;
                 true
             }
             _ => true,
         };
-        let peer = state.peer.upgrade();
+        let peer = state.peer.upgrade().filter(|_| self.rules.waits_for_room);
         drop(state);
-        let has_room = |peer: &Arc<UnixSocket>| {
+        let has_room = |peer: &Arc<Endpoint>| {
             let mut other = peer.state.lock();
             if connected && other.inbox.used() * 4 > self.common.options.send_buffer() {
                 other.note_sender(&self.this);
@@ -306,10 +342,9 @@ impl Transport for UnixSocket {
     fn unread(&self) -> Result<u64, Errno> {
         let state = self.state.lock();
         if matches!(state.phase, Phase::Listening { .. }) {
-            Err(Errno::EINVAL)
-        } else {
-            Ok(state.inbox.next_len() as u64)
+            return Err(Errno::EINVAL);
         }
+        Ok(state.inbox.next_len() as u64)
     }
 
     fn unsent(&self) -> Result<u64, Errno> {
@@ -317,9 +352,17 @@ impl Transport for UnixSocket {
         if matches!(state.phase, Phase::Listening { .. }) {
             return Err(Errno::EINVAL);
         }
-        let peer = state.peer.upgrade();
+        let peer = state.peer.upgrade().filter(|_| self.rules.waits_for_room);
         drop(state);
         Ok(peer.map_or(0, |peer| peer.state.lock().inbox.len() as u64))
+    }
+
+    fn option(&self, level: u32, name: u32) -> Result<Vec<u8>, Errno> {
+        self.levels.get(&self.common, level, name)
+    }
+
+    fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<(), Errno> {
+        self.levels.set(&self.common, level, name, value)
     }
 
     fn as_any(&self) -> &dyn Any {

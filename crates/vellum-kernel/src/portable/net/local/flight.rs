@@ -10,7 +10,7 @@
 //! leave inboxes only under it, so that a search sees all of them at one moment; and only then are
 //! the locks of two sockets held, those of one that listens and of one in its backlog.
 
-use super::{Phase, State, UnixSocket};
+use super::{Endpoint, Phase, State};
 use crate::errno::Errno;
 use crate::fs::Open;
 use crate::net::rights::Rights;
@@ -46,9 +46,9 @@ static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
 /// The lock of the sockets in flight.
 pub(super) struct Flight(MutexGuard<'static, Option<Registry>>);
 
-/// Returns the socket of this domain that an open file description is.
-fn unix_socket(open: &Open) -> Option<&UnixSocket> {
-    socket_of(open).ok()?.transport().as_any().downcast_ref::<UnixSocket>()
+/// Returns the socket of this module that an open file description is.
+fn endpoint(open: &Open) -> Option<&Endpoint> {
+    socket_of(open).ok()?.transport().as_any().downcast_ref::<Endpoint>()
 }
 
 fn key(open: &Arc<Open>) -> usize {
@@ -75,7 +75,7 @@ impl Flight {
             return Err(Errno::ETOOMANYREFS);
         }
         *sent += files.len();
-        for open in files.iter().filter(|open| unix_socket(open).is_some()) {
+        for open in files.iter().filter(|open| endpoint(open).is_some()) {
             let new = || InFlight { open: Arc::downgrade(open), count: 0, within: 0, reached: false };
             sockets.entry(key(open)).or_insert_with(new).count += 1;
         }
@@ -146,7 +146,7 @@ impl Flight {
                     garbage.push(rights);
                 }
             };
-            unix_socket(open).inspect(|socket| each_inbox(socket, &mut take));
+            endpoint(open).inspect(|socket| each_inbox(socket, &mut take));
         }
         // The garbage still refers to each of them.
         drop(next);
@@ -155,7 +155,7 @@ impl Flight {
 }
 
 /// Calls `each` with the state of a socket, and with those of the sockets in its backlog.
-fn each_inbox(socket: &UnixSocket, each: &mut dyn FnMut(&mut State)) {
+fn each_inbox(socket: &Endpoint, each: &mut dyn FnMut(&mut State)) {
     let mut state = socket.state.lock();
     each(&mut state);
     if let Phase::Listening { backlog, .. } = &state.phase {
@@ -166,7 +166,7 @@ fn each_inbox(socket: &UnixSocket, each: &mut dyn FnMut(&mut State)) {
 /// Calls `each` with the files that lie in the inboxes of a socket, and of those in its backlog.
 fn each_right(open: &Open, each: &mut dyn FnMut(&Arc<Open>)) {
     let mut all = |state: &mut State| state.inbox.rights().flat_map(Rights::files).for_each(&mut *each);
-    unix_socket(open).inspect(|socket| each_inbox(socket, &mut all));
+    endpoint(open).inspect(|socket| each_inbox(socket, &mut all));
 }
 
 /// Closes what lies in inboxes that no program can reach.

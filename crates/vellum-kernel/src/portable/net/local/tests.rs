@@ -17,7 +17,7 @@ fn rights(files: &[&Arc<Open>]) -> Rights {
     Rights::new(files.iter().map(|open| (*open).clone()).collect(), Sender::default())
 }
 
-fn received(from: &UnixSocket, count: usize) -> Result<(Vec<u8>, usize), Errno> {
+fn received(from: &Endpoint, count: usize) -> Result<(Vec<u8>, usize), Errno> {
     let mut bytes = vec![0; count];
     let (count, cargo) = from.receive(&mut &mut bytes[..], Receive::default())?;
     bytes.truncate(count);
@@ -99,7 +99,7 @@ fn a_message_that_is_refused_stays_with_its_sender() {
 #[test]
 fn sockets_that_no_program_can_reach_end() {
     let _ends = ENDS.lock();
-    let open = |socket: &Arc<UnixSocket>| Socket::open(socket.clone() as Arc<dyn Transport>, 0, (0, 0));
+    let open = |socket: &Arc<Endpoint>| Socket::open(socket.clone() as Arc<dyn Transport>, 0, (0, 0));
     let [one, other] = pair(Type::Stream, Identity::default());
     let [first, second] = [open(&one), open(&other)];
     let kept = [Arc::downgrade(&one), Arc::downgrade(&other)];

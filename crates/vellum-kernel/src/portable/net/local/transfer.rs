@@ -2,8 +2,9 @@
 
 use super::flight::Flight;
 use super::inbox::message;
-use super::{State, UnixSocket, name};
+use super::{Endpoint, Phase, State};
 use crate::errno::Errno;
+use crate::fs::io::in_pieces;
 use crate::fs::{Sink, Source};
 use crate::net::address::Address;
 use crate::net::message::{Cargo, Message, Outgoing};
@@ -32,7 +33,7 @@ fn in_flight<T>(with: &mut Outgoing<'_>, send: impl FnOnce(&mut Outgoing<'_>) ->
     sent
 }
 
-impl UnixSocket {
+impl Endpoint {
     /// Checks that this end may send: it has no error to report, and was not shut down.
     fn may_send(state: &mut State) -> Result<(), Errno> {
         match state.error.take() {
@@ -44,22 +45,35 @@ impl UnixSocket {
 
     /// Implements [`crate::net::Transport::send`].
     pub(super) fn send_bytes(&self, from: &mut dyn Source, with: &mut Outgoing<'_>) -> Result<usize, Errno> {
+        self.go_on();
         let mut state = self.state.lock();
         let connected = state.phase.is_connected();
         match with.to {
-            Some(_) if connected => return Err(Errno::EISCONN),
-            Some(_) => return Err(Errno::EOPNOTSUPP),
-            None if !connected => return Err(Errno::ENOTCONN),
-            None => Self::may_send(&mut state)?,
+            Some(_) if self.rules.has_identities => {
+                return Err(if connected { Errno::EISCONN } else { Errno::EOPNOTSUPP });
+            }
+            _ if matches!(state.phase, Phase::Pending(_)) => return Err(Errno::EAGAIN),
+            _ if !connected => return Err(state.error.take().unwrap_or(self.rules.unconnected_send)),
+            _ => Self::may_send(&mut state)?,
         }
-        let peer = state.peer.upgrade().ok_or(Errno::EPIPE)?;
+        let Some(peer) = state.peer.upgrade() else {
+            if self.rules.tells_read_end {
+                return Err(Errno::EPIPE);
+            }
+            // The bytes get lost, and what comes back for them says that nobody wants them.
+            (state.shut.read, state.shut.write, state.error) = (true, true, Some(Errno::EPIPE));
+            drop(state);
+            self.common.changed.wake_all();
+            let mut lost = [0; 256];
+            return in_pieces(|| from.take(&mut lost).map(|taken| (taken, taken > 0)));
+        };
         drop(state);
         if from.left() == 0 {
             return Ok(0);
         }
         let sent = in_flight(with, |with| {
             let mut other = peer.state.lock();
-            if other.shut.read {
+            if other.shut.read && self.rules.tells_read_end {
                 return Err(Errno::EPIPE);
             }
             if !peer.has_room(&mut other, self) {
@@ -88,22 +102,22 @@ impl UnixSocket {
         match state.error.take() {
             Some(error) => Err(error),
             None if state.shut.read => Ok(()),
-            None if self.common.kind == Type::Datagram || state.phase.is_connected() => Err(Errno::EAGAIN),
-            None if self.common.kind == Type::SeqPacket => Err(Errno::ENOTCONN),
-            None => Err(Errno::EINVAL),
+            None if state.phase.is_connected() || matches!(state.phase, Phase::Pending(_)) => Err(Errno::EAGAIN),
+            None => Err(self.rules.unconnected_receive),
         }
     }
 
     /// Implements [`crate::net::Transport::receive`].
     pub(super) fn receive_bytes(&self, to: &mut dyn Sink, how: Receive) -> Result<(usize, Cargo), Errno> {
+        self.go_on();
         let one_sender = self.common.options.is_on(SO_PASSCRED);
         let (mut flight, mut state) = self.lock_to_receive();
         if state.inbox.is_empty() {
             return self.nothing(&mut state).map(|()| Default::default());
         }
-        let from = Address::Unix(state.peer_name.clone());
+        let from = Some(state.peer_name.clone()).filter(|_| self.rules.has_identities);
         let (count, mut cargo) = state.inbox.take(to, how.peeks, one_sender)?;
-        cargo.from = Some(from);
+        cargo.from = from;
         let senders = if how.peeks { Vec::new() } else { mem::take(&mut state.senders) };
         drop(state);
         if let (Some(rights), Some(flight), false) = (&cargo.rights, &mut flight, how.peeks) {
@@ -116,24 +130,27 @@ impl UnixSocket {
         Ok((count, cargo))
     }
 
-    /// Returns the socket to which a message goes.
-    fn target(&self, with: &Outgoing<'_>) -> Result<Arc<UnixSocket>, Errno> {
-        let named = match with.to {
-            Some(Address::Unix(name)) if self.common.kind == Type::Datagram => Some(name),
-            Some(Address::Unspecified) => return Err(Errno::EINVAL),
-            _ => None,
-        };
-        if let Some(name) = named {
-            let target = name::find(name)?;
+    /// Returns the socket to which a message goes, from the address `own`.
+    fn target(&self, with: &Outgoing<'_>, own: &Address) -> Result<Arc<Endpoint>, Errno> {
+        if matches!(with.to, Some(Address::Unspecified)) {
+            return Err(Errno::EINVAL);
+        }
+        if let Some(to) = with.to.filter(|_| self.common.kind == Type::Datagram) {
+            let target = self.find(to, own)?;
             return if target.common.kind == self.common.kind { Ok(target) } else { Err(Errno::EPROTOTYPE) };
         }
         let state = self.state.lock();
         match state.peer.upgrade() {
             Some(peer) => Ok(peer),
-            None if !state.phase.is_connected() => Err(Errno::ENOTCONN),
+            None if !state.phase.is_connected() => Err(self.rules.unconnected_send),
+            None if !self.rules.has_identities => {
+                let to = state.peer_name.clone();
+                drop(state);
+                self.find(&to, own)
+            }
             None if self.common.kind == Type::Datagram => {
                 drop(state);
-                self.disconnect();
+                self.disconnect()?;
                 Err(Errno::ECONNREFUSED)
             }
             None => Err(Errno::EPIPE),
@@ -142,30 +159,44 @@ impl UnixSocket {
 
     /// Implements [`crate::net::Transport::send_message`].
     pub(super) fn send_one(&self, bytes: &mut Vec<u8>, with: &mut Outgoing<'_>) -> Result<(), Errno> {
-        let from = {
+        let (own, connected) = {
             let mut state = self.state.lock();
             if !(self.common.kind == Type::Datagram || state.phase.is_connected()) {
                 return Err(Errno::ENOTCONN);
             }
             Self::may_send(&mut state)?;
-            state.name.clone()
+            self.bind_itself(&mut state, with.who)?;
+            (state.name.clone(), state.phase.is_connected())
         };
-        if bytes.len() > self.common.options.send_buffer() - RESERVED {
+        if bytes.len() > self.rules.longest.min(self.common.options.send_buffer() - RESERVED) {
             return Err(Errno::EMSGSIZE);
         }
-        let target = self.target(with)?;
+        let target = match self.target(with, &own) {
+            // A socket of another machine would say so later, and to a connected one alone.
+            Err(Errno::ECONNREFUSED) if !self.rules.waits_for_room => {
+                let refused = (connected && with.to.is_none()).then_some(Errno::ECONNREFUSED);
+                self.state.lock().error = refused;
+                return Ok(());
+            }
+            target => target?,
+        };
+        // The receiver sees the address by which it can answer.
+        let from = match with.to {
+            Some(to) => Endpoint::ends(&own, to).0,
+            None => own,
+        };
         in_flight(with, |with| {
             let mut other = target.state.lock();
-            if other.peer.strong_count() > 0 && !other.peer.ptr_eq(&self.this) {
+            if self.rules.has_identities && other.peer.strong_count() > 0 && !other.peer.ptr_eq(&self.this) {
                 return Err(Errno::EPERM);
             }
-            if other.shut.read {
+            if other.shut.read && self.rules.waits_for_room {
                 return Err(Errno::EPIPE);
             }
             if !target.has_room(&mut other, self) {
-                return Err(Errno::EAGAIN);
+                return if self.rules.waits_for_room { Err(Errno::EAGAIN) } else { Ok(()) };
             }
-            let new = message(mem::take(bytes), with.who, with.rights.take(), Address::Unix(from));
+            let new = message(mem::take(bytes), with.who, with.rights.take(), from);
             other.inbox.add_message(new).map_err(|(message, error)| {
                 (*bytes, with.rights) = (message.bytes, message.cargo.rights);
                 error
