@@ -70,7 +70,7 @@ fn recall(text: &str, boot: &str) -> Option<bool> {
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), exiting_program())?;
-    let (extras, options) = kernel.needs(None, &[], None, None)?;
+    let (extras, options) = kernel.needs(None, &[], None, None, None)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[], root: None };
     let machine = Machine {
         kernel,

@@ -10,6 +10,7 @@ use memchr::memmem;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The kind of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +168,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the files that the kernel needs, and the text of `/.vellum/options`.
+    /// Returns the files that the kernel needs, and the text of `/.vellum/options`. `time`: that of
+    /// the machine's clock, since 1970.
     ///
     /// # Errors
     /// A file is missing.
@@ -177,6 +179,7 @@ impl Kernel {
         disks: &[Disk<'_>],
         ram_disk: Option<u64>,
         root: Option<&Root>,
+        time: Option<Duration>,
     ) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
@@ -223,6 +226,10 @@ impl Kernel {
         }
         if let Some(bytes) = ram_disk {
             options += &format!("ram-disk={bytes}\n");
+        }
+        // Linux reads the machine's clock.
+        if let (Kind::Vellum, Some(time)) = (self.kind, time) {
+            options += &format!("time={}\n", time.as_nanos());
         }
         Ok((files, options))
     }

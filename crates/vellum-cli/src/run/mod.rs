@@ -30,7 +30,7 @@ mod symbols;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{bail, ensure};
 use vellum_inspect::size;
@@ -103,8 +103,8 @@ pub struct Task {
     #[arg(long, value_name = "DIR|IMAGE", value_parser = root::parse)]
     root: Option<root::Root>,
 
-    /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With
-    /// one CPU only
+    /// Make the machine's clock count instructions: one a nanosecond, the same in every run; on the
+    /// reference kernel it begins on the same day. With one CPU only
     #[arg(long)]
     icount: bool,
 
@@ -227,7 +227,9 @@ impl Task {
         let swap_disk = self.swap_disk.as_ref().map(|image| of(image, self.swap_disk_fails, None, swap));
         let disk = self.disk.as_ref().map(|image| of(image, self.disk_fails, self.disk_rate, disk::Role::Program));
         let disks: Vec<_> = swap_disk.into_iter().chain(disk).collect();
-        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref())?;
+        // Counts of instructions repeat, so the day may not change.
+        let time = if self.icount { None } else { SystemTime::now().duration_since(UNIX_EPOCH).ok() };
+        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref(), time)?;
         let program = archive::Program {
             path: &self.program,
             arguments: &self.arguments,

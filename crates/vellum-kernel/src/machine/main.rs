@@ -267,6 +267,10 @@ fn follow_options() -> Result<(), &'static str> {
         }
         // `files::root` has followed it.
         BootOption::Root(_) => Ok(()),
+        BootOption::Time(now) => {
+            mem::set_wall_clock(now);
+            Ok(())
+        }
         BootOption::Disk => files::block::init_disk().map_err(|_| "there is no disk, or no memory for it"),
         BootOption::RamDisk(bytes) => {
             files::block::init_memory(bytes).map_err(|_| "not enough memory for the disk in memory")

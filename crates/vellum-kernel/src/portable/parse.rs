@@ -63,6 +63,8 @@ pub enum BootOption {
     Disk,
     /// `ram-disk=BYTES`: a block device of that size in memory.
     RamDisk(u64),
+    /// `time=NANOSECONDS`: the wall clock, since 1970.
+    Time(u64),
     /// `root=folder` or `root=disk`: the root file system is at PCI slot [`ROOT`].
     Root(Root),
 }
@@ -104,6 +106,11 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
                 .map(BootOption::RamDisk)
                 .map_err(|_| "invalid size in `ram-disk=BYTES`: not a decimal number");
         }
+        if let Some(time) = line.strip_prefix(b"time=") {
+            return number(time)
+                .map(BootOption::Time)
+                .map_err(|_| "invalid time in `time=NANOSECONDS`: not a decimal number");
+        }
         match line {
             b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
             b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
@@ -111,7 +118,7 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
             b"root=folder" => Ok(BootOption::Root(Root::Folder)),
             b"root=disk" => Ok(BootOption::Root(Root::Disk)),
             _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=`, `swap-disk=checked`, `disk=`, \
-                      `ram-disk=BYTES`, `root=folder` and `root=disk` are known"),
+                      `ram-disk=BYTES`, `time=NANOSECONDS`, `root=folder` and `root=disk` are known"),
         }
     })
 }
@@ -152,8 +159,9 @@ mod tests {
             Ok(BootOption::Disk),
             Ok(BootOption::RamDisk(8192)),
             Ok(BootOption::Root(Root::Folder)),
+            Ok(BootOption::Time(1 << 60)),
         ];
-        let lines = b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\nroot=folder\n";
+        let lines = b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\nroot=folder\ntime=1152921504606846976\n";
         assert_eq!(read(lines), expected);
         assert!(
             read(b"").is_empty()
@@ -161,6 +169,7 @@ mod tests {
                 && read(b"swap=x")[0].is_err()
                 && read(b"root=/")[0].is_err()
                 && read(b"ram-disk=")[0].is_err()
+                && read(b"time=-1")[0].is_err()
         );
         assert_eq!(strings(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
         assert!(strings(b"").is_empty() && strings(b"\0") == [b""]);

@@ -32,7 +32,7 @@ pub mod uffd;
 pub mod user;
 pub mod writeback;
 
-use crate::mem::{EPOCH, now_ns};
+use crate::mem::{now_ns, started_at};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
@@ -65,7 +65,7 @@ static WORLD: Once<World> = Once::new();
 
 /// Returns the time of day.
 fn time_of_day() -> Time {
-    let now = EPOCH + now_ns();
+    let now = started_at() + now_ns();
     Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 }
 }
 

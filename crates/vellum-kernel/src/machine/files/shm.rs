@@ -3,7 +3,7 @@
 //! Attachments are not counted: the VMAs of all address spaces are searched instead. A removed
 //! segment lives as long as a VMA maps it; its entry is dropped when the table is next locked.
 
-use crate::mem::{EPOCH, Object, now_ns, spaces};
+use crate::mem::{Object, now_ns, spaces, started_at};
 use alloc::vec::Vec;
 use core::fmt::Write;
 use spin::Mutex;
@@ -34,7 +34,7 @@ static SEGMENTS: Mutex<Option<IpcTable<Segment>>> = Mutex::new(None);
 
 /// Returns the wall clock in seconds.
 pub fn now() -> u64 {
-    (EPOCH + now_ns()) / 1_000_000_000
+    (started_at() + now_ns()) / 1_000_000_000
 }
 
 /// Returns the number of VMAs that map a segment.

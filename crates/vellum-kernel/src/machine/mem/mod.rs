@@ -52,6 +52,7 @@ pub mod vmalloc;
 use crate::arch::clock::Clock;
 use crate::arch::paging::{copy_kernel_half, format};
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use platform::Host;
 pub use space::UserSpace;
 use spin::Once;
@@ -110,9 +111,19 @@ pub fn machine() -> &'static Machine {
     MACHINE.get().expect("mem::init must be called before mem::machine")
 }
 
-/// The wall clock when the machine starts, in nanoseconds since 1970: a fixed day, as the kernel
-/// reads no real-time clock.
-pub const EPOCH: u64 = 1_767_225_600_000_000_000;
+/// The wall clock when the machine started, in nanoseconds since 1970: a fixed day, unless the host
+/// tells the time.
+static STARTED_AT: AtomicU64 = AtomicU64::new(1_767_225_600_000_000_000);
+
+/// Returns the wall clock when the machine started, in nanoseconds since 1970.
+pub fn started_at() -> u64 {
+    STARTED_AT.load(Relaxed)
+}
+
+/// Sets the wall clock, in nanoseconds since 1970.
+pub fn set_wall_clock(now: u64) {
+    STARTED_AT.store(now.saturating_sub(now_ns()), Relaxed);
+}
 
 /// Returns the nanoseconds since the machine started; 0 before [`init`].
 #[inline]

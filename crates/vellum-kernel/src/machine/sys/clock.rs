@@ -1,7 +1,7 @@
 //! Implements the system calls that read clocks and sleep.
 
 use super::Answer;
-use crate::mem::{EPOCH, now_ns, uaccess};
+use crate::mem::{now_ns, started_at, uaccess};
 use crate::task::{Thread, process};
 use alloc::sync::Arc;
 use core::future::pending;
@@ -72,7 +72,7 @@ pub fn cpu_clock(clock: u64) -> Result<(u32, bool), Errno> {
 /// Returns the time of a clock in nanoseconds; `EINVAL` for an unknown clock.
 pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
     match clock as u32 {
-        abi::CLOCK_REALTIME | abi::CLOCK_REALTIME_COARSE | abi::CLOCK_TAI => Ok(EPOCH + now_ns()),
+        abi::CLOCK_REALTIME | abi::CLOCK_REALTIME_COARSE | abi::CLOCK_TAI => Ok(started_at() + now_ns()),
         abi::CLOCK_MONOTONIC | abi::CLOCK_MONOTONIC_RAW | abi::CLOCK_MONOTONIC_COARSE | abi::CLOCK_BOOTTIME => {
             Ok(now_ns())
         }
@@ -89,7 +89,7 @@ pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
 /// `real`, the program gave it in real time.
 pub fn deadline(thread: &Arc<Thread>, from: u64, real: bool) -> Result<u64, Errno> {
     let at = read_time(thread, from)?;
-    Ok(if real { at.saturating_sub(EPOCH) } else { at })
+    Ok(if real { at.saturating_sub(started_at()) } else { at })
 }
 
 /// Implements `clock_gettime`.
@@ -109,7 +109,7 @@ pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
 
 /// Implements `gettimeofday`.
 pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
-    let now = EPOCH + now_ns();
+    let now = started_at() + now_ns();
     if to != 0 {
         write_pair(thread, to, [now / SECOND, now % SECOND / 1000])?;
     }

@@ -6,7 +6,7 @@ use super::process::Wanted;
 use super::{Answer, epoll, select};
 use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
-use crate::mem::{EPOCH, now_ns, uaccess};
+use crate::mem::{now_ns, started_at, uaccess};
 use crate::task::Thread;
 use crate::task::timer::set_interval;
 use alloc::sync::Arc;
@@ -66,7 +66,7 @@ pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
 
 /// Implements `time`.
 pub fn time(thread: &Arc<Thread>, to: u64) -> Answer {
-    let now = (EPOCH + now_ns()) / SECOND;
+    let now = (started_at() + now_ns()) / SECOND;
     if to != 0 {
         uaccess::write(&thread.memory(), to, &now.to_le_bytes())?;
     }

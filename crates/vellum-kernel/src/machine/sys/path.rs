@@ -2,7 +2,7 @@
 
 use super::{Answer, file, program};
 use crate::files::{self, Executable};
-use crate::mem::{EPOCH, now_ns, payer, uaccess};
+use crate::mem::{now_ns, payer, started_at, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -115,6 +115,16 @@ pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answ
         (statx.stx_dio_mem_align, statx.stx_dio_offset_align) = (alignment, alignment);
     }
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statx)).map(|()| 0)
+}
+
+/// Implements the calls that list the extended attributes of a file, which has none.
+pub fn no_attributes(thread: &Thread, name: u64, flags: u64) -> Answer {
+    inode_at(thread, HERE, name, flags, abi::AT_SYMLINK_NOFOLLOW).map(|_| 0)
+}
+
+/// Implements the calls on one extended attribute, which no file system here has.
+pub fn attribute(thread: &Thread, name: u64, flags: u64) -> Answer {
+    no_attributes(thread, name, flags).and(Err(Errno::EOPNOTSUPP))
 }
 
 /// Implements `fstatfs`, and `statfs` once the path is resolved.
@@ -248,7 +258,7 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
     } else {
         inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?
     };
-    let now = EPOCH + now_ns();
+    let now = started_at() + now_ns();
     let now = Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 };
     let mut wanted = [Some(now); 2];
     let mut present = true;

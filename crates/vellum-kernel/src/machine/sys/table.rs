@@ -193,6 +193,15 @@ system_calls! {
         __NR_renameat: Full => path::rename(thread, a[0], a[1], a[2], a[3], 0);
         __NR_renameat2: Full => path::rename(thread, a[0], a[1], a[2], a[3], a[4]);
         __NR_readlinkat: Full => path::readlink(thread, a[0], a[1], a[2], a[3]);
+        __NR_getxattr: Partial("no file has attributes") => path::attribute(thread, a[0], 0);
+        __NR_lgetxattr: Partial("as getxattr") => path::attribute(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
+        __NR_fgetxattr: Partial("as getxattr") => file::open_of(thread, a[0]).and(Err(Errno::EOPNOTSUPP));
+        __NR_setxattr: Partial("as getxattr") => path::attribute(thread, a[0], 0);
+        __NR_lsetxattr: Partial("as getxattr") => path::attribute(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
+        __NR_fsetxattr: Partial("as getxattr") => file::open_of(thread, a[0]).and(Err(Errno::EOPNOTSUPP));
+        __NR_listxattr: Partial("as getxattr") => path::no_attributes(thread, a[0], 0);
+        __NR_llistxattr: Partial("as getxattr") => path::no_attributes(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
+        __NR_flistxattr: Partial("as getxattr") => file::open_of(thread, a[0]).map(|_| 0);
         __NR_truncate: Full => size::truncate(thread, a[0], a[1]).await;
         __NR_fchmodat: Full => path::chmod(thread, a[0], a[1], a[2]);
         __NR_fchmod: Full => path::fchmod(thread, a[0], a[1]);

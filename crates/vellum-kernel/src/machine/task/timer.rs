@@ -6,7 +6,7 @@
 //! No time slice is checked against timers of CPU time: their task sleeps for as long as they can't
 //! have expired even on all CPUs, and then looks again.
 
-use crate::mem::{EPOCH, machine, now_ns};
+use crate::mem::{machine, now_ns, started_at};
 use crate::task::signal::{self, Info};
 use crate::task::{Process, executor, time};
 use alloc::collections::BTreeMap;
@@ -78,7 +78,7 @@ impl Clock {
 
     /// Returns the deadline for a time of this clock that a program names.
     pub fn deadline(self, at: u64) -> u64 {
-        if self == Clock::Real { at.saturating_sub(EPOCH).max(1) } else { at }
+        if self == Clock::Real { at.saturating_sub(started_at()).max(1) } else { at }
     }
 
     /// Waits until the clock reaches a deadline. Returns false if it never will.

@@ -41,6 +41,7 @@ pub fn settings(bytes: &[u8]) {
         let line = match option {
             BootOption::Swap(bytes) => format!("swap={bytes}\n"),
             BootOption::RamDisk(bytes) => format!("ram-disk={bytes}\n"),
+            BootOption::Time(now) => format!("time={now}\n"),
             BootOption::Disk => "disk=\n".into(),
             BootOption::Root(Root::Folder) => "root=folder\n".into(),
             BootOption::Root(Root::Disk) => "root=disk\n".into(),

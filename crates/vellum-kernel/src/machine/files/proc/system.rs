@@ -5,8 +5,8 @@ use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
 use crate::files::shm;
-use crate::mem::EPOCH;
 use crate::mem::reclaim::{self, Reason};
+use crate::mem::started_at;
 use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::task::Thread;
 use crate::task::process as processes;
@@ -217,7 +217,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
 fn stat() -> Result<Vec<u8>, Errno> {
     let running = processes::threads().filter(|thread| !thread.sleeps());
     let counts = words::Counts {
-        booted: EPOCH / 1_000_000_000,
+        booted: started_at() / 1_000_000_000,
         started: last_number().into(),
         running: running.count() as u64,
         ..words::Counts::default()
