@@ -26,8 +26,8 @@
 //! | `cpuinfo` | the CPU's identification, for `/proc/cpuinfo` |
 //! | `abi` | architecture names and constants of the user ABI |
 //!
-//! [`access`], [`backtrace`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`], [`random`],
-//! [`serial`], [`smp`], [`stack`], [`types`] and [`vmalloc`] are common to them.
+//! [`access`], [`backtrace`], [`cause`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`],
+//! [`random`], [`serial`], [`smp`], [`stack`], [`types`] and [`vmalloc`] are common to them.
 //!
 //! This is the lowest layer. It calls the layers above through hooks ([`hooks`]), through a trait
 //! that they implement ([`types::UserMemory`]), and, for the kernel's first Rust code, through the
@@ -37,6 +37,7 @@
 mod aarch64;
 pub mod access;
 pub mod backtrace;
+pub mod cause;
 pub mod hooks;
 pub mod kernel_map;
 pub mod pci;

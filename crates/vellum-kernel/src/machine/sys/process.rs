@@ -2,6 +2,7 @@
 
 use super::program::{self, Program, Strings};
 use super::{Answer, Calls, file, futex as robust, pidfd};
+use crate::arch::cause::Cause;
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::println;
 use crate::arch::serial::stdio;
@@ -58,6 +59,7 @@ pub fn first(file: Program, path: &[u8], arguments: &[Vec<u8>], environment: &[V
             };
             let child = everybodys.child_changed.wait_until(over).await;
             if child.pid == pid {
+                Cause::END.note();
                 let status = child.life.lock().shell_status();
                 files::writeback::finish().await;
                 stdio::send(stdio::Frame::Exit, &status.to_le_bytes());

@@ -10,6 +10,7 @@
 //! A CPU that queues a task does so before it reads `IDLE`. So either that check finds the task, or
 //! the queueing CPU finds the bit and sends the idle CPU an interrupt.
 
+use crate::arch::cause::Cause;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{interrupts, irq};
 use crate::mem::payer::Shared;
@@ -154,6 +155,8 @@ pub fn run() -> ! {
             STARTED[percpu::current().index].store(now_ns(), Ordering::Relaxed);
             let entity = task.metadata().clone();
             VRUNTIME[percpu::current().index].store(entity.vruntime.load(Ordering::Relaxed), Ordering::Relaxed);
+            // A thread's future notes its own cause.
+            Cause::TASK.note();
             #[cfg(feature = "holds")]
             crate::mem::holds::begin(crate::mem::holds::Kind::Work);
             let requeued = task.run();
@@ -165,6 +168,7 @@ pub fn run() -> ! {
             }
             time::expire();
         }
+        Cause::IDLE.note();
         space::unload();
         interrupts::disable();
         time::arm_for_sleepers();
@@ -176,6 +180,9 @@ pub fn run() -> ! {
             interrupts::enable_and_wait();
         }
         IDLE.fetch_and(!me, Ordering::SeqCst);
+        // What handlers leave to this loop.
+        Cause::INTERRUPT.note();
         time::expire();
+        Cause::IDLE.note();
     }
 }

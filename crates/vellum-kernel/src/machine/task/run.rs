@@ -1,6 +1,7 @@
 //! A thread's loop: enter user mode, handle the trap that ends it, and enter again.
 
 use super::thread::{NOT_IN_USER, Thread};
+use crate::arch::cause::Cause;
 use crate::arch::cpu::store_load_barrier;
 use crate::arch::types::Trap;
 use crate::arch::{entry, interrupts};
@@ -72,6 +73,7 @@ impl Thread {
         let trap = unsafe { entry::enter(registers) };
         #[cfg(feature = "holds")]
         crate::mem::holds::begin(crate::mem::holds::Kind::Work);
+        self.cause.set(Cause::of(&trap));
         self.user_cpu.store(NOT_IN_USER, Ordering::Relaxed);
         interrupts::enable();
         trap
@@ -128,6 +130,7 @@ impl<F: Future<Output = ()>> Future for Running<F> {
             (&this.thread, Pin::new_unchecked(&mut this.future))
         };
         let cpu = percpu::current();
+        thread.cause.note();
         cpu.polled.set(Arc::as_ptr(thread));
         // SAFETY: the future holds a reference to the thread, and the thread one to its process,
         // for as long as it is polled.

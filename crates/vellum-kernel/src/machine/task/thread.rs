@@ -1,7 +1,7 @@
 //! A user thread: a future that enters user mode again and again.
 
 use crate::arch::cpu::store_load_barrier;
-use crate::arch::irq;
+use crate::arch::{cause, irq};
 use crate::mem::thread::{BlockedOn, ThreadMem};
 use crate::mem::{UserSpace, now_ns};
 use crate::task::context::{Context, Traits};
@@ -76,6 +76,8 @@ pub struct Thread {
     left: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
     pub(super) user_cpu: AtomicUsize,
+    /// What the kernel works for when it works for this thread.
+    pub(super) cause: cause::Last,
     context: UnsafeCell<Context>,
 }
 
@@ -113,6 +115,7 @@ impl Thread {
             blocks_creator: AtomicBool::new(false),
             left: AtomicBool::new(false),
             user_cpu: AtomicUsize::new(NOT_IN_USER),
+            cause: cause::Last::new(),
             context: UnsafeCell::new(context),
         });
         process.add(&thread);
