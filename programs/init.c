@@ -509,6 +509,8 @@ int main(void) {
         while (read(deaths, &death, sizeof death) > 0)
             ;
     } while (!has_ended(child, &status));
+    // By this call, which it makes nowhere else, `vellum run --kernel-work` knows of the program's end.
+    getppid();
     while (forward(OUTPUT, &output[0]) | forward(ERRORS, &errors[0]))
         ;
     status = htole32(status);

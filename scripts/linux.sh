@@ -54,7 +54,7 @@ need_minimal_linux() {
     image=$build/arch/$kind/boot/$target
     LINUX=$MINIMAL/$ARCH/vmlinuz
     wanted=$(cat scripts/linux-minimal/{common,"$ARCH"}.config)
-    ! { [ -e "$LINUX" ] && [ "$(cat "$MINIMAL/$ARCH/wanted" 2>/dev/null)" = "$wanted" ]; } || return 0
+    ! { [ -e "$LINUX" ] && [ -e "$MINIMAL/$ARCH/System.map" ] && [ "$(cat "$MINIMAL/$ARCH/wanted" 2>/dev/null)" = "$wanted" ]; } || return 0
     need make "to build Linux" make
     need flex "to build Linux" flex
     need bison "to build Linux" bison
@@ -83,6 +83,8 @@ need_minimal_linux() {
     kernel_make -j "$(nproc)" "$target" >&"$lines"
     exec {lines}>&-
     wait "$reader"
+    # `vellum run --kernel-work` looks for the map beside the image.
+    cp "$build/System.map" "$MINIMAL/$ARCH/System.map"
     cp "$image" "$LINUX"
     cp "$build/wanted" "$MINIMAL/$ARCH/wanted"
 }
