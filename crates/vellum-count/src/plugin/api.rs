@@ -3,6 +3,7 @@
 //! 3, which changed how the bytes of an instruction are read, with QEMU 9.1.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// QEMU's number of this plugin.
 pub type PluginId = u64;
@@ -47,20 +48,27 @@ const NO_REGISTERS: c_int = 0;
 const ACCESSES: c_int = 3;
 const ADD: c_int = 0;
 
+/// The number of instructions that the CPUs have begun, unless QEMU keeps it.
+static EXECUTED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_one(_: c_uint, _: *mut c_void) {
+    // The CPUs take turns in one thread.
+    EXECUTED.store(EXECUTED.load(Relaxed) + 1, Relaxed);
+}
+
 /// How instructions are counted.
 #[derive(Clone, Copy)]
 enum Counter {
     /// All CPUs add to one word. They take turns in one thread of QEMU.
-    Shared {
-        add: unsafe extern "C" fn(*mut RawInstruction, c_int, *mut c_void, u64),
-        word: &'static core::sync::atomic::AtomicU64,
-    },
-    /// Each CPU adds to its own word.
-    Each {
+    Shared { add: unsafe extern "C" fn(*mut RawInstruction, c_int, *mut c_void, u64), word: &'static AtomicU64 },
+    /// The only CPU adds to its word.
+    Own {
         add: unsafe extern "C" fn(*mut RawInstruction, c_int, PerCpu, u64),
         sum: unsafe extern "C" fn(PerCpu) -> u64,
         words: PerCpu,
     },
+    /// All CPUs call a function.
+    Called { call: unsafe extern "C" fn(*mut RawInstruction, OnBlock, c_int, *mut c_void) },
 }
 
 /// How the bytes of an instruction are read.
@@ -115,27 +123,30 @@ pub fn counts_by_cpu() -> bool {
 }
 
 impl Api {
-    /// Finds the functions of this version.
+    /// Finds the functions of this version, for a machine with so many CPUs.
     ///
     /// # Errors
     /// Returns a message for the user if one is missing.
-    pub fn find(version: c_int) -> Result<Self, String> {
-        static WORD: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    pub fn find(version: c_int, cpus: c_int) -> Result<Self, String> {
         // SAFETY: the types are those of the interface's documentation, for this version.
         unsafe {
             let bytes = match version {
                 ..3 => Bytes::Pointer(function(c"qemu_plugin_insn_data")?),
                 _ => Bytes::Copy(function(c"qemu_plugin_insn_data")?),
             };
-            let counter = if counts_by_cpu() {
+            let counter = if !counts_by_cpu() {
+                Counter::Shared { add: function(c"qemu_plugin_register_vcpu_insn_exec_inline")?, word: &EXECUTED }
+            } else if cpus > 1 {
+                // QEMU 10.0 crashes in what it generates for such a word, where several CPUs take
+                // turns in one thread.
+                Counter::Called { call: function(c"qemu_plugin_register_vcpu_insn_exec_cb")? }
+            } else {
                 let new: unsafe extern "C" fn(usize) -> *mut Scoreboard = function(c"qemu_plugin_scoreboard_new")?;
-                Counter::Each {
+                Counter::Own {
                     add: function(c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu")?,
                     sum: function(c"qemu_plugin_u64_sum")?,
                     words: PerCpu { scoreboard: new(size_of::<u64>()), offset: 0 },
                 }
-            } else {
-                Counter::Shared { add: function(c"qemu_plugin_register_vcpu_insn_exec_inline")?, word: &WORD }
             };
             Ok(Self {
                 on_translation: function(c"qemu_plugin_register_vcpu_tb_trans_cb")?,
@@ -158,9 +169,9 @@ impl Api {
     /// executes are counted one by one.
     pub fn executed(&self) -> u64 {
         match self.counter {
-            Counter::Shared { word, .. } => word.load(core::sync::atomic::Ordering::Relaxed),
+            Counter::Shared { .. } | Counter::Called { .. } => EXECUTED.load(Relaxed),
             // SAFETY: the scoreboard is never freed.
-            Counter::Each { sum, words, .. } => unsafe { sum(words) },
+            Counter::Own { sum, words, .. } => unsafe { sum(words) },
         }
     }
 
@@ -262,7 +273,9 @@ impl Instruction<'_> {
             // SAFETY: as above; the word lives forever.
             Counter::Shared { add, word } => unsafe { add(self.raw, ADD, word.as_ptr().cast(), 1) },
             // SAFETY: as above; the scoreboard is never freed.
-            Counter::Each { add, words, .. } => unsafe { add(self.raw, ADD, words, 1) },
+            Counter::Own { add, words, .. } => unsafe { add(self.raw, ADD, words, 1) },
+            // SAFETY: as above.
+            Counter::Called { call } => unsafe { call(self.raw, count_one, NO_REGISTERS, core::ptr::null_mut()) },
         }
     }
 

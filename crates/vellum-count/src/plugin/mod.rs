@@ -3,9 +3,10 @@
 //! when QEMU ends. With `probe=on` alone it ends QEMU with the status [`PROBED`], which shows that
 //! this QEMU can load it.
 //!
-//! Instructions are counted by code that QEMU adds to its translation. A function of the plugin is
-//! called for each block, and most calls end after two comparisons. QEMU must execute all CPUs in
-//! one thread (`-accel tcg,thread=single`, or `-icount`).
+//! Instructions are counted by code that QEMU adds to its translation, or from QEMU 9.0 on, with
+//! several CPUs, by a call each. A function of the plugin is called for each block, and most calls
+//! end after two comparisons. QEMU must execute all CPUs in one thread (`-accel tcg,thread=single`,
+//! or `-icount`).
 //!
 //! | module | contents |
 //! |---|---|
@@ -98,7 +99,7 @@ fn prepare(info: &Info, words: &[String]) -> Result<Plugin, String> {
     if !info.system_emulation {
         return Err("this QEMU runs no kernels".into());
     }
-    let api = Api::find(info.version)?;
+    let api = Api::find(info.version, info.most_cpus)?;
     if value("probe").is_some() {
         std::process::exit(PROBED);
     }
