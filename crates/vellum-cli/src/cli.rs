@@ -97,6 +97,7 @@ const AFTER_RUN: &str = "\
 Examples:
   vellum run -- ./hello world                           what it prints, and its status
   vellum run --icount -- ./measure 256                  the clock counts instructions: the same figures every time
+  vellum run --icount --kernel-work -- ./hello          what the kernel executes for it, by system call
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
   vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
   vellum run --mem 256MiB --swap 1GiB -- ./large        uses more memory than the machine has
@@ -115,6 +116,7 @@ const AFTER_COMPARE: &str = "\
 Examples:
   vellum compare --icount -- target/programs/unmap 256
                                                         instructions a page, of the reference kernel and of Linux
+  vellum compare --icount --kernel-work -- ./program    where the kernels' instructions go: calls, faults, interrupts
   vellum compare --kernel vmlinuz -- ./program          against another Linux than the one `./x linux` fetched
   vellum compare --runs 1 -- ./program                  one run on each kernel
   vellum compare --icount --json - -- target/programs/unmap 64 | jq .minimal_munmap

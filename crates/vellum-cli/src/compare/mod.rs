@@ -9,12 +9,14 @@
 pub(crate) mod pair;
 pub(crate) mod show;
 
-use crate::run::{Accel, FAILED, Kernel, Outcome, Task};
+use crate::run::work::show as work;
+use crate::run::{Accel, FAILED, Kernel, Outcome, Plugin, Task};
 use anyhow::{Context, bail};
 use std::fs::File;
 use std::io::{self, Cursor, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use vellum_count::tally::Tally;
 
 /// The options of `vellum compare`.
 #[derive(clap::Args)]
@@ -35,7 +37,7 @@ pub struct Args {
 
     /// Measure times: all kernels run in virtual machines of KVM, and a figure is the median of its
     /// runs. Fails where the kernels don't run under KVM, as emulation has no times worth comparing
-    #[arg(long, conflicts_with = "icount")]
+    #[arg(long, conflicts_with_all = ["icount", "kernel_work"])]
     time: bool,
 
     /// Runs on each kernel, which take turns. A figure is the least of its runs; with `--time` the
@@ -56,6 +58,8 @@ pub struct Args {
 struct Side {
     name: &'static str,
     kernel: Kernel,
+    plugin: Option<Plugin>,
+    tallies: Vec<Tally>,
     outputs: Vec<String>,
     errors: String,
     status: u8,
@@ -69,7 +73,15 @@ struct Side {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut sides: Vec<_> = kernels(args)?
         .into_iter()
-        .map(|(name, kernel)| Side { name, kernel, outputs: Vec::new(), errors: String::new(), status: 0 })
+        .map(|(name, kernel)| Side {
+            name,
+            plugin: args.task.plugin(&kernel),
+            kernel,
+            tallies: Vec::new(),
+            outputs: Vec::new(),
+            errors: String::new(),
+            status: 0,
+        })
         .collect();
     // Open the file before minutes of measurement.
     let open = |path: &PathBuf| File::create(path).with_context(|| format!("cannot write {}", path.display()));
@@ -142,14 +154,25 @@ fn kernels(args: &Args) -> anyhow::Result<Vec<(&'static str, Kernel)>> {
 }
 
 impl Side {
+    /// Returns the counts of the run with the least kernel work.
+    fn tally(&self) -> Option<&Tally> {
+        self.tallies.iter().min_by_key(|tally| work::all(tally))
+    }
+
     /// Runs the program once. Keeps its output, and its standard error if it is the first run's.
     fn run(&mut self, task: &Task, accel: Accel, input: &[u8]) -> anyhow::Result<Outcome> {
         let (mut output, mut errors) = (Vec::new(), Vec::new());
-        let end = task.run(&self.kernel, accel, Cursor::new(input.to_vec()), &mut output, &mut errors)?;
+        let end =
+            task.run(&self.kernel, accel, self.plugin.as_ref(), Cursor::new(input.to_vec()), &mut output, &mut errors)?;
         if self.outputs.is_empty() {
             self.errors = String::from_utf8_lossy(&errors).into();
         }
         self.outputs.push(String::from_utf8_lossy(&output).into());
+        match end.tally {
+            Some(Ok(tally)) => self.tallies.push(tally),
+            Some(Err(error)) => eprintln!("vellum: {}: kernel work is not counted: {error:#}", self.name),
+            None => {}
+        }
         Ok(end.outcome)
     }
 }
@@ -171,12 +194,27 @@ fn show(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Result<()>
     let names = names(sides);
     show::write(out, &names, &parts(args, sides)?)?;
     show::write_spreads(out, &spreads(sides))?;
+    let columns = columns(sides);
+    if !columns.is_empty() {
+        writeln!(out, "\nInstructions\n{}", work::table(&columns))?;
+        for Side { name, tallies, .. } in sides.iter().filter(|side| side.tallies.len() > 1) {
+            let sums = tallies.iter().map(work::all);
+            let (least, most) = (sums.clone().min().unwrap_or(0), sums.max().unwrap_or(0));
+            let percent = (most - least) as f64 * 100.0 / least.max(1) as f64;
+            writeln!(out, "  {name}: all kernel work of its runs differs by {percent:.2} %")?;
+        }
+    }
     if sides.iter().any(|side| !side.errors.is_empty()) {
         writeln!(out, "\nStandard error")?;
         let errors: Vec<_> = sides.iter().map(|side| side.errors.clone()).collect();
         show::write(out, &names, &pair::parts(&errors))?;
     }
     Ok(())
+}
+
+/// Returns the kernel work of the kernels where it was counted.
+fn columns(sides: &[Side]) -> Vec<work::Column<'_>> {
+    sides.iter().filter_map(|side| Some((side.name, side.tally()?))).collect()
 }
 
 /// Returns the figure of each kernel of which its runs differ most.
@@ -197,5 +235,6 @@ fn write_json(args: &Args, sides: &[Side], out: &mut impl Write) -> anyhow::Resu
         head["spread"] = show::json_of(&spreads);
     }
     writeln!(out, "{}", serde_json::json!({ "compare": head }))?;
-    Ok(show::write_json(out, &names(sides), &parts(args, sides)?)?)
+    show::write_json(out, &names(sides), &parts(args, sides)?)?;
+    work::json(&columns(sides)).iter().try_for_each(|row| Ok(writeln!(out, "{row}")?))
 }

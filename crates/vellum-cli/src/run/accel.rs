@@ -55,9 +55,14 @@ fn works(kernel: &Kernel) -> bool {
 
 /// Returns the path of the cache file for this kind of kernel.
 fn cache_file(kernel: &Kernel) -> Option<PathBuf> {
+    Some(cache_folder()?.join(format!("kvm-{:?}", kernel.kind).to_lowercase()))
+}
+
+/// Returns the folder for files that can be made anew.
+pub fn cache_folder() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-    Some(cache.join("vellum").join(format!("kvm-{:?}", kernel.kind).to_lowercase()))
+    Some(cache.join("vellum"))
 }
 
 /// Returns the cached result if it is from the host's current boot, which has the ID `boot`.
@@ -84,6 +89,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         icount: false,
         cont_blocks: true,
         ram_disk: None,
+        plugin: None,
         timeout: Some(ATTEMPT_LIMIT),
     };
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)

@@ -145,14 +145,16 @@ impl Kernel {
             }
             // Mitigations of CPU vulnerabilities are off, as the reference kernel has none and an
             // emulated CPU is not vulnerable. So is the hardening that zeroes every allocation,
-            // which distributions turn on. `panic=-1` ends the machine at a panic.
+            // which distributions turn on. `panic=-1` ends the machine at a panic. `nokaslr` keeps
+            // functions at the addresses in the image's map.
             Kind::Linux => {
                 let [console, wire] = self.arch.ports();
                 // For a kernel that has the driver built in. The init passes a module its
                 // parameters.
                 let ram_disk = ram_disk.map_or_else(String::new, |bytes| ram_disk_parameters(bytes, " brd."));
                 format!(
-                    "console={console} panic=-1 rdinit=/init mitigations=off init_on_alloc=0 WIRE=/dev/{wire}{ram_disk}"
+                    "console={console} panic=-1 nokaslr rdinit=/init mitigations=off init_on_alloc=0 \
+                     WIRE=/dev/{wire}{ram_disk}"
                 )
             }
         }

@@ -8,6 +8,7 @@ use super::accel::Accel;
 use super::arch::Arch;
 use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
+use super::plugin::{self, Plugin};
 use super::root::Root;
 use super::stdio;
 use anyhow::{Context, bail, ensure};
@@ -23,6 +24,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+use vellum_count::tally::Tally;
 
 /// A machine to start.
 #[derive(Clone, Copy)]
@@ -43,6 +45,8 @@ pub struct Machine<'a> {
     pub cont_blocks: bool,
     /// Bytes of a disk in the machine's memory, if it has one.
     pub ram_disk: Option<u64>,
+    /// Counts the kernel's instructions by cause.
+    pub plugin: Option<&'a Plugin>,
     pub timeout: Option<Duration>,
 }
 
@@ -51,6 +55,8 @@ pub struct End {
     pub outcome: Outcome,
     /// The text of the kernel's console.
     pub console: String,
+    /// The kernel's instructions by cause, if the machine had the plugin, and the program ended.
+    pub tally: Option<anyhow::Result<Tally>>,
 }
 
 /// The outcome of a run.
@@ -169,7 +175,10 @@ impl Machine<'_> {
         let host = thread::available_parallelism().map_or(1, usize::from);
         match self.accel {
             Accel::Kvm => "kvm",
-            Accel::Tcg if self.cpus == 1 || usize::from(self.cpus) > host => "tcg,thread=single",
+            // The plugin, too, must see one CPU at a time.
+            Accel::Tcg if self.plugin.is_some() || self.cpus == 1 || usize::from(self.cpus) > host => {
+                "tcg,thread=single"
+            }
             Accel::Tcg => "tcg,thread=multi",
         }
     }
@@ -201,6 +210,9 @@ impl Machine<'_> {
         if let Some(root) = self.root {
             root.add_to(&mut command)?;
         }
+        if let Some(plugin) = self.plugin {
+            plugin.add_to(&mut command, folder.path())?;
+        }
         let mut running = Running::start(command, self.kernel.arch)?;
         let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {
             bail!("QEMU was started without pipes");
@@ -228,7 +240,9 @@ impl Machine<'_> {
             }
         };
         let console = fs::read(path("console")).unwrap_or_default();
-        Ok(End { outcome, console: String::from_utf8_lossy(&console).into() })
+        let counted = self.plugin.filter(|_| matches!(outcome, Outcome::Exited(_)));
+        let tally = counted.map(|_| plugin::tally(folder.path()));
+        Ok(End { outcome, console: String::from_utf8_lossy(&console).into(), tally })
     }
 
     /// Kills QEMU on a signal to this command, or at the time limit.

@@ -10,10 +10,12 @@
 //! | [`kernel`] | the kernel image, and what it needs |
 //! | [`machine`] | the virtual machine: start, supervision, end |
 //! | [`modules`] | modules of a Linux kernel, with their dependencies |
+//! | [`plugin`] | QEMU's plugin that counts a kernel's instructions |
 //! | [`root`] | the root file system |
 //! | [`release`] | the release of a Linux image |
 //! | [`symbols`] | function names for a kernel's backtrace |
 //! | [`stdio`] | the program's standard streams, in frames over a serial port |
+//! | [`work`] | kernel work by cause: what the plugin needs to know, and its tables |
 
 mod accel;
 mod arch;
@@ -22,10 +24,12 @@ mod disk;
 mod kernel;
 mod machine;
 pub(crate) mod modules;
+mod plugin;
 mod release;
 mod root;
 pub(crate) mod stdio;
 mod symbols;
+pub(crate) mod work;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -39,6 +43,7 @@ pub use accel::Accel;
 pub use arch::Arch;
 pub use kernel::{Kernel, built};
 pub use machine::{End, Outcome};
+pub use plugin::Plugin;
 pub use symbols::Names;
 
 /// The exit code for a failure of the kernel or of this command, not of the program.
@@ -107,6 +112,12 @@ pub struct Task {
     /// reference kernel it begins on the same day. With one CPU only
     #[arg(long)]
     icount: bool,
+
+    /// Count the kernel's instructions by cause, from the program's first instruction to its end:
+    /// system calls by name, page faults, interrupts; apart from the program's own and from idle
+    /// loops. A plugin of QEMU counts, which the machine does not notice. docs/kernel.md has more
+    #[arg(long)]
+    kernel_work: bool,
 
     /// Make the reference kernel map each page by itself, without contpte blocks of 64 KiB and 32
     /// MiB that one TLB entry holds (AArch64's contiguous bit; x86-64 has none). No effect on Linux
@@ -184,6 +195,7 @@ impl Task {
             ram_disk: None,
             root: None,
             icount: true,
+            kernel_work: false,
             no_contiguous: false,
             environment: Vec::new(),
             files: Vec::new(),
@@ -197,7 +209,14 @@ impl Task {
     /// Returns the accelerator for this task on these kernels.
     pub fn accel(&self, kernels: &[&Kernel]) -> Accel {
         // Only translation can count instructions.
-        if self.icount { Accel::Tcg } else { accel::best(kernels) }
+        if self.icount || self.kernel_work { Accel::Tcg } else { accel::best(kernels) }
+    }
+
+    /// Returns the plugin that counts this kernel's work, if the task is to count it. Prints the
+    /// reason if it can't be counted.
+    pub fn plugin(&self, kernel: &Kernel) -> Option<Plugin> {
+        let plugin = self.kernel_work.then(|| work::plugin(kernel))?;
+        plugin.inspect_err(|error| eprintln!("vellum: kernel work is not counted: {error:#}")).ok()
     }
 
     /// Runs the program on a kernel, with these standard streams.
@@ -208,6 +227,7 @@ impl Task {
         &self,
         kernel: &Kernel,
         accel: Accel,
+        plugin: Option<&Plugin>,
         input: impl Read + Send + 'static,
         output: impl Write,
         errors: impl Write,
@@ -249,6 +269,7 @@ impl Task {
             icount: self.icount,
             cont_blocks: !self.no_contiguous,
             ram_disk: self.ram_disk,
+            plugin,
             timeout: self.timeout.map(Duration::from_secs),
         };
         let end = machine.run(input, output, errors)?;
@@ -280,6 +301,13 @@ impl Outcome {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let kernel = if args.kernel == Path::new("vellum") { Kernel::reference(arch)? } else { Kernel::at(&args.kernel)? };
-    let end = args.task.run(&kernel, args.task.accel(&[&kernel]), io::stdin(), io::stdout().lock(), io::stderr())?;
+    let (accel, plugin) = (args.task.accel(&[&kernel]), args.task.plugin(&kernel));
+    let end = args.task.run(&kernel, accel, plugin.as_ref(), io::stdin(), io::stdout().lock(), io::stderr())?;
+    if let Some(tally) = &end.tally {
+        match tally {
+            Ok(tally) => eprintln!("{}", work::show::table(&[("instructions", tally)])),
+            Err(error) => eprintln!("vellum: kernel work is not counted: {error:#}"),
+        }
+    }
     Ok(ExitCode::from(end.outcome.status()))
 }
