@@ -142,6 +142,22 @@ root_over_host() {
     rm -rf "$folder" "$image"
 }
 
+# kernel_work FOLDER: checks on `kernel` that its work is counted by cause: that of twenty programs,
+# and of one before them.
+kernel_work() {
+    local processors row table=target/kernel-work.$ARCH
+    for processors in 1 4; do
+        expect 0 "kernel work on $processors CPUs" \
+            guest --smp "$processors" --kernel-work -- "$1/exec" 20 </dev/null 2>"$table"
+        for row in 'execve 21' 'clone 21' 'wait4 21' 'exit_group 22' 'thread start 21'; do
+            awk -v row="${row% *}" -v times="${row##* }" '
+                index($0, " " row " ") == 1 && $(NF - 3) == times { found = 1 }
+                END { exit !found }' "$table" || die "kernel work: no '$row' in $(cat "$table")"
+        done
+    done
+    rm "$table"
+}
+
 # our_programs FOLDER: runs the programs in the folder on `kernel`.
 our_programs() {
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
@@ -205,7 +221,7 @@ our_programs() {
 
 step_programs() {
     local script
-    run cargo build -p vellum-cli
+    run cargo build -p vellum-cli -p vellum-count
     need mke2fs "to make ext4 file systems" e2fsprogs
     need_busybox
     say "shell scripts, on this machine"
@@ -229,9 +245,12 @@ all_programs() {
     if [ -e "$(linux_folder)/vmlinuz" ]; then
         say "the same on Linux"
         kernel=$(linux_folder)/vmlinuz streams
+        kernel=$(linux_folder)/vmlinuz kernel_work "$folder"
     else
         say "not tested: our init for Linux, as there is none (./x linux --arch $ARCH)"
     fi
+    say "kernel work by cause"
+    kernel_work "$folder"
     say "our programs"
     our_programs "$folder"
     for script in programs/shell/*.sh; do
