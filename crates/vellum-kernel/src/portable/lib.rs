@@ -15,6 +15,7 @@
 //! | [`uname`] | the names that the system reports for itself |
 //! | [`tags`] | TLB tags (PCID, ASID): which translations a TLB keeps |
 //! | [`wait`] | wait queues |
+//! | [`siginfo`] | the information that comes with a signal |
 //! | [`sleeplock`] | a lock that is held across awaits (Linux: `struct mutex`) |
 //! | [`stdio`] | the stdio channel to the host |
 //! | [`sectors`] | transfers of a disk's sectors |
@@ -54,6 +55,7 @@ pub mod parse;
 pub mod proc;
 pub mod pvh;
 pub mod sectors;
+pub mod siginfo;
 pub mod sleeplock;
 pub mod stdio;
 pub mod tags;

@@ -8,7 +8,7 @@ use crate::files::contents;
 use crate::files::user::UserBytes;
 use crate::mem::{Object, uaccess};
 use crate::task::Thread;
-use crate::task::signal::{self, Info};
+use crate::task::signal;
 use alloc::sync::Arc;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
@@ -221,7 +221,7 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
         thread.interruptible(open.write_available(&mut bytes, waits), None).await?
     };
     if done == Err(Errno::EPIPE) {
-        signal::send_to(thread, Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread));
+        signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
     }
     done.map(|n| n as u64)
 }

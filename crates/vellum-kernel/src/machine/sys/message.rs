@@ -8,7 +8,7 @@ use crate::files::user::UserBytes;
 use crate::mem::{now_ns, payer, uaccess};
 use crate::task::Thread;
 use crate::task::process;
-use crate::task::signal::{self, Info};
+use crate::task::signal;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::{general as abi, net};
@@ -123,7 +123,7 @@ pub async fn send(
             Err(_) if done > 0 => return Ok(done),
             Err(error) => {
                 if error == Errno::EPIPE && flags & net::MSG_NOSIGNAL == 0 {
-                    signal::send_to(thread, Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread));
+                    signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
                 }
                 return Err(error);
             }

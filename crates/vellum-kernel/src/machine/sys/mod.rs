@@ -31,6 +31,7 @@
 //! | [`pi`] | priority-inheritance futexes |
 //! | [`clock`] | clocks and sleeping |
 //! | [`timer`] | interval timers and POSIX timers |
+//! | [`signalfd`] | files from which signals are read |
 //! | [`timerfd`] | timers that are files |
 //! | [`policy`] | NUMA memory policy |
 //! | [`prctl`] | `prctl` |
@@ -62,6 +63,7 @@ pub mod schedule;
 pub mod select;
 pub mod shm;
 pub mod signal;
+pub mod signalfd;
 pub mod size;
 pub mod socket;
 pub mod swap;

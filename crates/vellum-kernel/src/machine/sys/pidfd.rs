@@ -5,7 +5,7 @@ use super::signal::{allowed, known_or_none, read_info};
 use super::{Answer, remote};
 use crate::task::deliver::has_kill;
 use crate::task::process::{self, FIRST, TasklistLock};
-use crate::task::signal::{self, Info};
+use crate::task::signal;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::any::Any;
@@ -80,7 +80,7 @@ pub fn pidfd_send_signal(thread: &Arc<Thread>, fd: u64, signal: u64, from: u64, 
     let (process, _) = process_of(thread, fd)?;
     let own = process.pid == thread.process.pid;
     let info = if from == 0 {
-        Info::from(signal, abi::SI_USER as i32, thread)
+        signal::info_from(signal, abi::SI_USER as i32, thread)
     } else {
         let info = read_info(thread, from)?;
         if info.signal != signal {

@@ -28,7 +28,7 @@ pub fn read_info(thread: &Thread, from: u64) -> Result<Info, Errno> {
     uaccess::read(&thread.memory(), from, &mut bytes)?;
     let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
     let fields = core::array::from_fn(|f| u64::from_le_bytes(core::array::from_fn(|i| bytes[16 + 8 * f + i])));
-    Ok(Info { signal: word(0), code: word(8) as i32, fields })
+    Ok(Info { signal: word(0), errno: word(4) as i32, code: word(8) as i32, fields })
 }
 
 /// Implements `rt_sigaction`.
@@ -119,10 +119,7 @@ pub async fn pause(thread: &Arc<Thread>) -> Answer {
 pub async fn sigtimedwait(thread: &Arc<Thread>, set: u64, info: u64, timeout: u64, size: u64) -> Answer {
     let set = read_set(thread, set, size)? & !UNSTOPPABLE;
     let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
-    let take = || {
-        let own = thread.pending.lock().take(set);
-        own.or_else(|| thread.process.signals.lock().pending.take(set))
-    };
+    let take = || deliver::take_pending(thread, set);
     let mut taken = take();
     if taken.is_none() {
         thread.set_awaited(set);
@@ -195,7 +192,7 @@ pub fn allowed(thread: &Thread, to: &Process, signal: u32) -> Result<(), Errno> 
 pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
     let (pid, signal) = (pid as i32, known_or_none(signal)?);
     let own = thread.process.pid;
-    let info = Info::from(signal, abi::SI_USER as i32, thread);
+    let info = signal::info_from(signal, abi::SI_USER as i32, thread);
     let group = match pid {
         0 => Some(thread.process.group.load(Ordering::Relaxed)),
         -1 => None,
@@ -247,7 +244,7 @@ pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64)
     allowed(thread, &target.process, signal)?;
     if signal != 0 {
         signal::may_queue(&target.process, signal)?;
-        signal::send_to(&target, Info::from(signal, abi::SI_TKILL, thread));
+        signal::send_to(&target, signal::info_from(signal, abi::SI_TKILL, thread));
     }
     Ok(0)
 }

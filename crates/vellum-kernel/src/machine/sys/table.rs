@@ -10,8 +10,8 @@ use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, message, misc, mount, path, pidfd, policy,
-    prctl, process, program, remote, schedule, select, shm, signal, size, socket, swap, sync, timer, timerfd, transfer,
-    wait,
+    prctl, process, program, remote, schedule, select, shm, signal, signalfd, size, socket, swap, sync, timer, timerfd,
+    transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -141,6 +141,7 @@ system_calls! {
         __NR_timerfd_create: Full => timerfd::create(thread, a[0], a[1]);
         __NR_timerfd_settime: Full => timerfd::settime(thread, a[0], a[1], a[2], a[3]);
         __NR_timerfd_gettime: Full => timerfd::gettime(thread, a[0], a[1]);
+        __NR_signalfd4: Full => signalfd::signalfd(thread, a[0], a[1], a[2], a[3]);
         __NR_epoll_create1: Full => epoll::create(thread, a[0]);
         __NR_epoll_ctl: Full => epoll::control(thread, a);
         __NR_epoll_pwait: Full
@@ -368,6 +369,7 @@ system_calls! {
         __NR_rename: Full => path::rename(thread, HERE, a[0], HERE, a[1], 0);
         __NR_rmdir: Full => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into());
         __NR_select: Full => legacy::select(thread, a).await;
+        __NR_signalfd: Full => signalfd::signalfd(thread, a[0], a[1], a[2], 0);
         __NR_stat: Full => path::stat(thread, HERE, a[0], a[1], 0);
         __NR_symlink: Full => path::symlink(thread, a[0], HERE, a[1]);
         __NR_time: Full => legacy::time(thread, a[0]);

@@ -88,7 +88,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
         if kind != NONE && !(1..=COUNT).contains(&signal) {
             return Err(Errno::EINVAL);
         }
-        let info = Info { signal, code: SI_TIMER, fields: [number.into(), value, 0, 0] };
+        let info = Info { signal, errno: 0, code: SI_TIMER, fields: [number.into(), value, 0, 0] };
         let is_own = || process.threads.lock().contains_key(&tid);
         let then = match kind {
             NONE => OnExpiry::Nothing,

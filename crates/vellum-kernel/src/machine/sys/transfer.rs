@@ -10,7 +10,7 @@ use crate::mem::thread::BlockedOn;
 use crate::mem::{payer, uaccess};
 use crate::task::Thread;
 use crate::task::blocked::throttle;
-use crate::task::signal::{self, Info};
+use crate::task::signal;
 use alloc::sync::Arc;
 use core::future::Future;
 use core::pin::{Pin, pin};
@@ -145,7 +145,7 @@ async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at
         other => other?,
     };
     if done == Err(Errno::EPIPE) {
-        signal::send_to(thread, Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread));
+        signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
     }
     done
 }
@@ -299,7 +299,7 @@ fn may_reach(thread: &Arc<Thread>, most: u64, end: u64) -> Result<(), Errno> {
     if end <= most {
         return Ok(());
     }
-    signal::send_to(thread, Info::from(abi::SIGXFSZ, abi::SI_USER as i32, thread));
+    signal::send_to(thread, signal::info_from(abi::SIGXFSZ, abi::SI_USER as i32, thread));
     Err(Errno::EFBIG)
 }
 

@@ -59,7 +59,7 @@ fn check_limits(process: &Arc<Process>) -> Option<u64> {
     let next = soft.min(hard).saturating_mul(SECOND);
     drop(limits);
     if signal != 0 {
-        signal::send(process, Info { signal, code: abi::SI_KERNEL as i32, fields: [0; 4] });
+        signal::send(process, Info { signal, errno: 0, code: abi::SI_KERNEL as i32, fields: [0; 4] });
     }
     (signal != abi::SIGKILL).then(|| next.saturating_sub(used))
 }

@@ -80,11 +80,15 @@ pub fn is_dying(thread: &Thread) -> bool {
     pending != 0 && (1..=signal::COUNT).any(|signal| pending & bit(signal) != 0 && ends(signal))
 }
 
-/// Removes and returns the next unblocked pending signal: the thread's own before the process's.
+/// Removes and returns the next unblocked pending signal.
 fn next(thread: &Thread) -> Option<Info> {
-    let open = !thread.mask.load(Ordering::Relaxed);
-    let own = thread.pending.lock().take(open);
-    own.or_else(|| thread.process.signals.lock().pending.take(open))
+    take_pending(thread, !thread.mask.load(Ordering::Relaxed))
+}
+
+/// Removes and returns the next pending signal of `set`: the thread's own before the process's.
+pub fn take_pending(thread: &Thread, set: Set) -> Option<Info> {
+    let own = thread.pending.lock().take(set);
+    own.or_else(|| thread.process.signals.lock().pending.take(set))
 }
 
 /// Makes the thread repeat its last system call, which has the number `number`.
@@ -211,7 +215,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
 /// Sends the signal for a CPU exception other than a page fault.
 pub fn exception(thread: &Arc<Thread>, raised: Raised) {
     let Raised { signal, code, address } = raised;
-    force(thread, Info { signal, code, fields: [address, 0, 0, 0] });
+    force(thread, Info { signal, errno: 0, code, fields: [address, 0, 0, 0] });
 }
 
 /// Sends a signal that the thread's own instruction raised. A blocked or ignored one ends the

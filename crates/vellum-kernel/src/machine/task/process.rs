@@ -27,6 +27,7 @@ use vellum::memcg::MemcgId;
 use vellum_kernel::credentials::{Credentials, id_index};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
+use vellum_kernel::fs::poll::signalfd::SignalFds;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::wait::Queue;
 
@@ -106,6 +107,8 @@ pub struct Process {
     pub proc_directory: Once<Arc<PseudoDirectory>>,
     /// The signal actions, and the signals pending for the whole process.
     pub signals: Mutex<Signals>,
+    /// The signalfds on which its threads have waited.
+    pub signalfds: SignalFds,
     /// The resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
     /// True if the task that enforces the CPU time limit runs
@@ -248,6 +251,7 @@ impl Process {
             last_name: Mutex::default(),
             proc_directory: Once::new(),
             signals: Mutex::new(Signals::new()),
+            signalfds: SignalFds::default(),
             watched: AtomicBool::new(false),
             timers: Mutex::default(),
             counted: Mutex::default(),
@@ -404,7 +408,7 @@ impl Process {
 
     /// Returns the `siginfo` of a `SIGCHLD` about this process.
     pub fn child_info(&self, signal: u32, code: u32, status: u32) -> Info {
-        Info { signal, code: code as i32, fields: [u64::from(self.pid), u64::from(status), 0, 0] }
+        Info { signal, errno: 0, code: code as i32, fields: [u64::from(self.pid), u64::from(status), 0, 0] }
     }
 
     /// Removes an ended thread. With the last one the process is over: its children are reparented

@@ -13,6 +13,7 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
+pub use vellum_kernel::siginfo::Info;
 
 /// A set of signals: bit 0 is signal 1.
 pub type Set = u64;
@@ -36,44 +37,10 @@ pub const fn bit(signal: u32) -> Set {
     1 << (signal - 1)
 }
 
-/// A signal's information: the first 48 bytes of Linux's `siginfo_t`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Info {
-    /// The signal's number.
-    pub signal: u32,
-    /// The reason (`si_code`).
-    pub code: i32,
-    /// The fields that depend on the kind of signal: the bytes after the first 16.
-    pub fields: [u64; 4],
-}
-
-impl Info {
-    /// Returns the information of a signal that a thread sends (`kill` and the like).
-    pub fn from(signal: u32, code: i32, sender: &Thread) -> Self {
-        let user = sender.credentials().uids[id_index::REAL];
-        Self { signal, code, fields: [u64::from(sender.process.pid) | u64::from(user) << 32, 0, 0, 0] }
-    }
-
-    /// Returns the information of a signal raised by an access to `address`.
-    pub fn fault(signal: u32, code: u32, address: u64) -> Self {
-        Self { signal, code: code as i32, fields: [address, 0, 0, 0] }
-    }
-
-    /// Returns whether `si_code` is one that only the kernel may set.
-    pub fn is_from_kernel(&self) -> bool {
-        self.code >= 0 || self.code == abi::SI_TKILL
-    }
-
-    /// Returns the bytes of `siginfo_t`.
-    pub fn bytes(&self) -> [u8; 128] {
-        let mut bytes = [0; 128];
-        bytes[0..4].copy_from_slice(&self.signal.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.code.to_le_bytes());
-        for (place, field) in bytes[16..48].chunks_exact_mut(8).zip(self.fields) {
-            place.copy_from_slice(&field.to_le_bytes());
-        }
-        bytes
-    }
+/// Returns the information of a signal that a thread sends (`kill` and the like).
+pub fn info_from(signal: u32, code: i32, sender: &Thread) -> Info {
+    let user = sender.credentials().uids[id_index::REAL];
+    Info { signal, errno: 0, code, fields: [u64::from(sender.process.pid) | u64::from(user) << 32, 0, 0, 0] }
 }
 
 /// A signal's action (Linux: `struct sigaction`).
@@ -244,6 +211,7 @@ fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&TasklistLoc
     }
     signals.pending.push(info);
     drop(signals);
+    process.signalfds.wake(info.signal);
     if info.signal == abi::SIGKILL {
         return process.end(Life::Killed(abi::SIGKILL));
     }
@@ -277,6 +245,7 @@ pub fn send_to(thread: &Arc<Thread>, info: Info) {
     }
     drop(signals);
     thread.pending.lock().push(info);
+    process.signalfds.wake(info.signal);
     match info.signal {
         abi::SIGKILL => process.end(Life::Killed(abi::SIGKILL)),
         _ => thread.alert(),

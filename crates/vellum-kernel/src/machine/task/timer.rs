@@ -212,7 +212,7 @@ fn is_signal_pending(process: &Process, number: u32, then: OnExpiry) -> bool {
 pub fn set_interval(process: &Arc<Process>, which: usize, ns: u64, interval: u64) -> Result<Timer, Errno> {
     let (number, signal) = INTERVAL[which];
     let clock = if signal == abi::SIGALRM { Clock::Monotonic } else { Clock::Process };
-    let info = Info { signal, code: abi::SI_KERNEL as i32, fields: [0; 4] };
+    let info = Info { signal, errno: 0, code: abi::SI_KERNEL as i32, fields: [0; 4] };
     let now = clock.now(process).unwrap_or_default();
     process.timers.lock().entry(number).or_insert(Timer::new(OnExpiry::SignalProcess(info), clock));
     set(process, number, if ns == 0 { 0 } else { now.saturating_add(ns) }, interval)

@@ -374,6 +374,11 @@ pub trait File: Send + Sync {
         Err(Errno::ENOTTY)
     }
 
+    /// Returns the lines that `/proc/PID/fdinfo` has for this kind of file.
+    fn facts(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
     /// Returns the file for a downcast by the kernel, as `ioctl` does for terminals.
     fn as_any(&self) -> &dyn Any;
 }

@@ -15,7 +15,7 @@
 //! | [`files`] | a process's descriptors, working directory and umask |
 //! | [`lock`] | file locks |
 //! | [`write_access`] | write access, and its denial while a program runs |
-//! | [`poll`] | the waits of `poll`, `ppoll` and `select`, and sets of files for `epoll` |
+//! | [`poll`] | the waits of `poll`, `ppoll` and `select`, and sets of files for `epoll`, signals for `signalfd` |
 //! | [`bytes`] | queues of bytes, for pipes and sockets |
 //! | [`pipe`], [`event`], [`uffd`], [`device`] | special files: they have no pages |
 //! | [`tree`] | tmpfs, and the cache of a file system on a disk |

@@ -89,7 +89,11 @@ impl DynamicEntries for Descriptors {
             Of::Facts => Text::read_only(system, move || {
                 let open = open(&subject, number)?;
                 let (offset, flags, inode) = (open.offset(), open.flags(), open.inode().meta().inode);
-                Ok(format!("pos:\t{offset}\nflags:\t0{flags:o}\nmnt_id:\t0\nino:\t{inode}\n").into_bytes())
+                let mut facts = format!("pos:\t{offset}\nflags:\t0{flags:o}\nmnt_id:\t0\nino:\t{inode}\n").into_bytes();
+                if let Ok(file) = open.file() {
+                    facts.append(&mut file.facts());
+                }
+                Ok(facts)
             }),
         })
     }

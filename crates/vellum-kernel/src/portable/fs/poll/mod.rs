@@ -1,6 +1,7 @@
 //! Waits for events of several files: `poll`, `ppoll` and `select`, whose timeout the caller adds.
 
 pub mod epoll;
+pub mod signalfd;
 
 use super::open::Open;
 use crate::errno::Errno;
