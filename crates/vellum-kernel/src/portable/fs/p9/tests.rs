@@ -311,7 +311,9 @@ fn changes_stay_in_memory() {
     assert_eq!(view.get(b"/folder/large", true).unwrap().meta().size, 5);
     view.set_mode(&*view.get(b"/folder/large", true).unwrap(), 0o444).unwrap();
     view.remove(b"/folder/large", false).unwrap();
+    let removed = Arc::downgrade(&view.get(b"/folder", true).unwrap());
     view.remove(b"/folder", true).unwrap();
+    assert_eq!(removed.strong_count(), 0, "a removed directory is freed");
     view.make(b"/folder", Kind::Directory, 0o700, Device::default(), &[]).unwrap();
     assert!(view.get(b"/folder/large", true).is_err());
     assert_eq!(server.files[4].contents.len(), 200_000);

@@ -62,7 +62,7 @@ impl Node {
     /// it is also marked as removed.
     fn drop_link(&self) {
         self.count_link(false);
-        if self.fs.is_over_disk {
+        if self.fs.is_over_disk && !self.is_directory() {
             // Its other names on the disk lead to what the disk has, so the inode, which may have
             // changed, stays in memory for them.
             let mut attributes = self.attributes.lock();
