@@ -115,7 +115,8 @@ static bool waits_end_with_a_signal(void) {
     pthread_create(&other, NULL, sends_later, (void *)(intptr_t)SIGUSR2);
     good &= poll(&one, 1, 10000) == 1 && one.revents == POLLIN;
     pthread_join(other, NULL);
-    good &= take(file, 1) == 1 && !epoll_ctl(files, EPOLL_CTL_ADD, file, &event) && epoll_wait(files, &found, 1, 0) == 0;
+    good &= take(file, 1) == 1 && !epoll_ctl(files, EPOLL_CTL_ADD, file, &event);
+    good &= epoll_wait(files, &found, 1, 0) == 0;
     for (int i = 0; i < 3; i++) {
         pthread_create(&other, NULL, sends_later, (void *)(intptr_t)(i & 1 ? SIGUSR1 : SIGUSR2));
         good &= epoll_wait(files, &found, 1, 10000) == 1 && found.events == EPOLLIN;
@@ -186,7 +187,8 @@ static bool wrong_requests_are_refused(void) {
     errno = 0;
     good &= pread(file, few, sizeof few, 0) == -1 && errno == ESPIPE;
     int own = file_of(SIGUSR1, 0, SFD_CLOEXEC | SFD_NONBLOCK);
-    good &= fcntl(own, F_GETFD) == FD_CLOEXEC && (fcntl(own, F_GETFL) & (O_ACCMODE | O_NONBLOCK)) == (O_RDWR | O_NONBLOCK);
+    good &= fcntl(own, F_GETFD) == FD_CLOEXEC;
+    good &= (fcntl(own, F_GETFL) & (O_ACCMODE | O_NONBLOCK)) == (O_RDWR | O_NONBLOCK);
     close(ends[0]), close(ends[1]), close(own);
     return good && !close(file);
 }

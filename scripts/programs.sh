@@ -91,6 +91,7 @@ ext4_disk() {
         expect 0 "holes, and writes that fail, of it" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda holes </dev/null
         expect 0 "a full disk" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda full </dev/null
         expect 0 "bytes that move in its files" guest --smp 2 --disk "$disk" -- "$1/ext4" /dev/vda shift "$block" </dev/null
+        expect 0 "inotify on it" guest --smp 2 --disk "$disk" -- "$1/inotify" /mnt /dev/vda </dev/null
         e2fsck -f -n "$disk" >"$disk.log" 2>&1 || die "e2fsck finds errors: $(cat "$disk.log")"
     done
     rm "$disk" "$disk.log"
@@ -125,18 +126,19 @@ dynamic() {
         "$1/exec" 20 /dynamic </dev/null
 }
 
-# root_over_host FOLDER: runs a program from a folder and from an ext4 image of this machine, which
+# root_over_host FOLDER: runs programs from a folder and from an ext4 image of this machine, which
 # it changes in the guest's memory alone.
 root_over_host() {
     local folder image before root
     folder=$(mktemp -d)
     image=$(mktemp)
-    cp "$1/over" "$folder"
+    cp "$1/over" "$1/inotify" "$folder"
     seq -f %015.0f 0 524287 >"$folder/lines"
     mke2fs -q -t ext4 -d "$folder" "$image" 16M
     before=$(cat "$folder/lines" "$image" | md5sum)
     for root in "$folder" "$image"; do
         expect 0 "a file over $root" guest --smp 2 --mem 48M --swap 48M --root "$root" -- /over /lines 40 </dev/null
+        expect 0 "inotify over $root" guest --smp 2 --root "$root" -- /inotify </dev/null
     done
     [ "$before" = "$(cat "$folder/lines" "$image" | md5sum)" ] || die "the root file system was changed"
     rm -rf "$folder" "$image"
@@ -168,6 +170,7 @@ our_programs() {
     expect 0 copies guest --smp 2 -- "$1/copies" </dev/null
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
     expect 0 signalfd guest --smp 4 -- "$1/signalfd" </dev/null
+    expect 0 inotify guest --smp 4 -- "$1/inotify" </dev/null
     expect 0 timerfd guest --smp 2 -- "$1/timerfd" </dev/null
     expect 0 sockets guest --smp 4 -- "$1/sockets" </dev/null
     expect 0 "TCP and UDP" guest --smp 4 -- "$1/inet" </dev/null

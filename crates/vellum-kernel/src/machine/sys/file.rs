@@ -199,7 +199,10 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
 /// Implements `getdents64`.
 pub fn getdents(thread: &Thread, fd: u64, to: u64, len: u64) -> Answer {
     let mut bytes = UserBytes::one(thread, to, len);
-    open_of(thread, fd)?.entries(&mut bytes).map(|n| n as u64)
+    let open = open_of(thread, fd)?;
+    let listed = open.entries(&mut bytes)?;
+    open.notify(abi::IN_ACCESS);
+    Ok(listed as u64)
 }
 
 /// Implements `vmsplice`: copies from a pipe to memory or from memory to a pipe, as much as fits.

@@ -13,6 +13,7 @@
 //! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
 //! | [`mod@select`] | `select` and `poll` |
 //! | [`epoll`] | `epoll` |
+//! | [`inotify`] | `inotify` |
 //! | [`mod@lock`] | `flock` and record locks |
 //! | [`socket`] | sockets: names, connections, options |
 //! | [`message`] | sending and receiving |
@@ -43,6 +44,7 @@ pub mod epoll;
 pub mod file;
 pub mod futex;
 pub mod identity;
+pub mod inotify;
 #[cfg(target_arch = "x86_64")]
 mod legacy;
 pub mod lock;

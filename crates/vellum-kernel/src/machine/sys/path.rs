@@ -12,7 +12,8 @@ use vellum_kernel::credentials::UNCHANGED;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Access, Device, Time};
 use vellum_kernel::fs::names::{LONGEST_PATH, MappedFile, View};
-use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta};
+use vellum_kernel::fs::notify::hooks;
+use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Meta, Open};
 
 /// `AT_FDCWD`: calls without a directory argument resolve paths from the current directory.
 pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
@@ -30,31 +31,60 @@ fn masked(files: &Files, mode: u64) -> u32 {
     mode as u32 & 0o7777 & !files.umask.load(Ordering::Relaxed)
 }
 
+/// An inode, and the directory entry by which it was found.
+pub struct Named {
+    /// The inode.
+    pub inode: Arc<dyn Inode>,
+    entry: Option<(Arc<dyn Inode>, Arc<[u8]>)>,
+}
+
+impl Named {
+    fn of(open: &Open) -> Self {
+        let entry = open.entry().map(|(directory, name)| (directory.clone(), name.into()));
+        Named { inode: open.inode().clone(), entry }
+    }
+
+    /// Reports an event of the inode to the watches of its directory and to its own.
+    pub fn notify(&self, event: u32) {
+        hooks::event(&self.inode, self.entry.as_ref().map(|(directory, name)| (directory, &**name)), event);
+    }
+}
+
 /// Resolves the path of an `...at` call. With `AT_EMPTY_PATH` and an empty path, returns the file
 /// of the descriptor `at` itself. `nofollow` is the call's flag that keeps links from being
 /// followed.
 pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
-    inode_for(thread, &thread.credentials().file_credentials(), at, name, flags, nofollow)
+    named_at(thread, at, name, flags, nofollow).map(|named| named.inode)
 }
 
-/// As [`inode_at`], with the access rights of `who`.
-fn inode_for(
+/// As [`inode_at`], with the directory entry.
+pub fn named_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Named, Errno> {
+    named_for(thread, &thread.credentials().file_credentials(), at, name, flags, nofollow)
+}
+
+/// As [`named_at`], with the access rights of `who`.
+fn named_for(
     thread: &Thread,
     who: &FileCredentials,
     at: u64,
     name: u64,
     flags: u64,
     nofollow: u32,
-) -> Result<Arc<dyn Inode>, Errno> {
+) -> Result<Named, Errno> {
     let path = if name == 0 && flags as u32 & abi::AT_EMPTY_PATH != 0 { Vec::new() } else { path(thread, name)? };
     if path.is_empty() && flags as u32 & abi::AT_EMPTY_PATH != 0 {
         if at as i32 == abi::AT_FDCWD {
-            return Ok(thread.files().current.lock().clone());
+            return Ok(Named { inode: thread.files().current.lock().clone(), entry: None });
         }
-        return Ok(file::open_of(thread, at & 0xffff_ffff)?.inode().clone());
+        return Ok(Named::of(&*file::open_of(thread, at & 0xffff_ffff)?));
     }
     let absolute = path.first() == Some(&b'/');
-    files::view(&thread.files(), who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
+    let found =
+        files::view(&thread.files(), who, at as i32, absolute, |view| view.find(&path, flags as u32 & nofollow == 0))?;
+    let inode = found.inode.ok_or(Errno::ENOENT)?;
+    // Copied for the event that a change of the inode reports.
+    let entry = (hooks::any() && !found.name.is_empty()).then(|| (found.parent, found.name.into()));
+    Ok(Named { inode, entry })
 }
 
 /// Calls `look` with the caller's rights, for an operation on an inode already resolved.
@@ -146,7 +176,7 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     let credentials = thread.credentials();
     let effective = flags as u32 & abi::AT_EACCESS != 0;
     let who = if effective { credentials.file_credentials() } else { credentials.real_credentials() };
-    let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    let inode = named_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?.inode;
     who.may(&inode.meta(), Access(mode as u32)).map(|()| 0)
 }
 
@@ -219,44 +249,52 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
 
 /// Implements `chmod` and `fchmodat`.
 pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
-    let inode = inode_at(thread, at, name, 0, 0)?;
-    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
+    set_mode(thread, &named_at(thread, at, name, 0, 0)?, mode)
+}
+
+fn set_mode(thread: &Thread, named: &Named, mode: u64) -> Answer {
+    view(thread, |view| view.set_mode(&*named.inode, mode as u32))?;
+    named.notify(abi::IN_ATTRIB);
+    Ok(0)
 }
 
 /// Sets a file's owner and group; −1 keeps the present one.
-fn set_owner(thread: &Thread, inode: &dyn Inode, [uid, gid]: [u64; 2]) -> Answer {
+fn set_owner(thread: &Thread, named: &Named, [uid, gid]: [u64; 2]) -> Answer {
     let owner = |id: u64| Some(id as u32).filter(|id| *id != UNCHANGED);
-    view(thread, |view| view.set_owner(inode, owner(uid), owner(gid))).map(|()| 0)
+    view(thread, |view| view.set_owner(&*named.inode, owner(uid), owner(gid)))?;
+    if owner(uid).is_some() || owner(gid).is_some() {
+        named.notify(abi::IN_ATTRIB);
+    }
+    Ok(0)
 }
 
 /// Implements `chown`, `lchown` and `fchownat`.
 pub fn chown(thread: &Thread, at: u64, name: u64, uid: u64, gid: u64, flags: u64) -> Answer {
-    set_owner(thread, &*inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
+    set_owner(thread, &named_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
 }
 
 /// Returns the inode of a descriptor whose metadata is to be changed.
-fn changeable(thread: &Thread, fd: u64) -> Result<Arc<dyn Inode>, Errno> {
+fn changeable(thread: &Thread, fd: u64) -> Result<Named, Errno> {
     let open = file::open_of(thread, fd)?;
-    if open.flags() & abi::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(open.inode().clone()) }
+    if open.flags() & abi::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(Named::of(&open)) }
 }
 
 /// Implements `fchmod`.
 pub fn fchmod(thread: &Thread, fd: u64, mode: u64) -> Answer {
-    let inode = changeable(thread, fd)?;
-    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
+    set_mode(thread, &changeable(thread, fd)?, mode)
 }
 
 /// Implements `fchown`.
 pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
-    set_owner(thread, &*changeable(thread, fd)?, [uid, gid])
+    set_owner(thread, &changeable(thread, fd)?, [uid, gid])
 }
 
 /// Implements `utimensat`.
 pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u64) -> Answer {
-    let inode = if name == 0 && at as i32 != abi::AT_FDCWD {
-        file::open_of(thread, at)?.inode().clone()
+    let named = if name == 0 && at as i32 != abi::AT_FDCWD {
+        Named::of(&*file::open_of(thread, at)?)
     } else {
-        inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?
+        named_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?
     };
     let now = started_at() + now_ns();
     let now = Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 };
@@ -280,7 +318,13 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
     if wanted == [None; 2] {
         return Ok(0);
     }
-    view(thread, |view| view.set_times(&*inode, accessed, modified, present)).map(|()| 0)
+    view(thread, |view| view.set_times(&*named.inode, accessed, modified, present))?;
+    named.notify(match (accessed, modified) {
+        (Some(_), Some(_)) => abi::IN_ATTRIB,
+        (Some(_), None) => abi::IN_ACCESS,
+        _ => abi::IN_MODIFY,
+    });
+    Ok(0)
 }
 
 /// Implements `fchdir`, and `chdir` once the path is resolved.

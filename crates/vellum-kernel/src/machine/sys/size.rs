@@ -3,7 +3,7 @@
 
 use super::Answer;
 use super::file::{object_of, open_of};
-use super::path::{HERE, inode_at, view};
+use super::path::{HERE, named_at, view};
 use super::pieces::{by_pieces, may_go_on};
 use super::transfer::may_resize;
 use crate::files::contents::{self, Held};
@@ -28,7 +28,9 @@ pub async fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     may_resize(thread, &**open.inode(), size)?;
-    resize(thread, &**file, size, || open.truncate(size)).await.map(|()| 0)
+    resize(thread, &**file, size, || open.truncate(size)).await?;
+    open.notify(abi::IN_MODIFY);
+    Ok(0)
 }
 
 /// Implements `truncate`.
@@ -36,12 +38,15 @@ pub async fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     if size > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
-    let inode = inode_at(thread, HERE, name, 0, 0)?;
-    view(thread, |view| view.may_truncate(&*inode))?;
-    may_resize(thread, &*inode, size)?;
-    let _writing = Writing::begin(&inode)?;
+    let named = named_at(thread, HERE, name, 0, 0)?;
+    let inode = &named.inode;
+    view(thread, |view| view.may_truncate(&**inode))?;
+    may_resize(thread, &**inode, size)?;
+    let _writing = Writing::begin(inode)?;
     let file = inode.clone().open(abi::O_WRONLY)?;
-    resize(thread, &*file, size, || inode.truncate(size)).await.map(|()| 0)
+    resize(thread, &*file, size, || inode.truncate(size)).await?;
+    named.notify(abi::IN_MODIFY);
+    Ok(0)
 }
 
 /// Sets the size of a regular file by `set`, while nothing else writes to the file. The storage of
@@ -85,7 +90,9 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
     if mode & SHIFTS != 0
         && let Some(object) = object_of(&open)
     {
-        return shift(thread, &object, offset / FRAME_SIZE, allocate).await.map(|()| 0);
+        shift(thread, &object, offset / FRAME_SIZE, allocate).await?;
+        open.notify(abi::IN_MODIFY);
+        return Ok(0);
     }
     let piece = || {
         while !allocate()? {
@@ -95,7 +102,9 @@ pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, le
         }
         Ok(true)
     };
-    by_pieces(thread, piece).await.map(|()| 0)
+    by_pieces(thread, piece).await?;
+    open.notify(abi::IN_MODIFY);
+    Ok(0)
 }
 
 /// Calls `allocate` until it has moved the bytes of a file from page `first` on, whose object this

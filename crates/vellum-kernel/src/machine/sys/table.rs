@@ -9,9 +9,9 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
-    Answer, anon_inode, clock, epoll, file, futex, identity, lock, memory, message, misc, mount, path, pidfd, policy,
-    prctl, process, program, remote, schedule, select, shm, signal, signalfd, size, socket, swap, sync, timer, timerfd,
-    transfer, wait,
+    Answer, anon_inode, clock, epoll, file, futex, identity, inotify, lock, memory, message, misc, mount, path, pidfd,
+    policy, prctl, process, program, remote, schedule, select, shm, signal, signalfd, size, socket, swap, sync, timer,
+    timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -141,6 +141,10 @@ system_calls! {
         __NR_timerfd_create: Full => timerfd::create(thread, a[0], a[1]);
         __NR_timerfd_settime: Full => timerfd::settime(thread, a[0], a[1], a[2], a[3]);
         __NR_timerfd_gettime: Full => timerfd::gettime(thread, a[0], a[1]);
+        __NR_inotify_init1: Partial("nothing from the kernel's own file systems, from execution, or for what is mapped")
+            => inotify::init(thread, a[0]);
+        __NR_inotify_add_watch: Full => inotify::add_watch(thread, a[0], a[1], a[2]);
+        __NR_inotify_rm_watch: Full => inotify::remove_watch(thread, a[0], a[1]);
         __NR_signalfd4: Full => signalfd::signalfd(thread, a[0], a[1], a[2], a[3]);
         __NR_epoll_create1: Full => epoll::create(thread, a[0]);
         __NR_epoll_ctl: Full => epoll::control(thread, a);
@@ -355,6 +359,7 @@ system_calls! {
         __NR_eventfd: Partial("as eventfd2") => anon_inode::eventfd(thread, a[0], 0);
         __NR_fork: Full => process::clone(thread, legacy::plain(0)).await;
         __NR_getpgrp: Full => Ok(thread.process.group.load(Ordering::Relaxed).into());
+        __NR_inotify_init: Partial("as inotify_init1") => inotify::init(thread, 0);
         __NR_lchown: Full => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into());
         __NR_link: Full => path::link(thread, [HERE, a[0], HERE, a[1], 0, 0]);
         __NR_lstat: Full => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into());

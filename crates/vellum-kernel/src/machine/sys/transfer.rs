@@ -88,7 +88,11 @@ async fn read_to(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, at: Optio
         Some(at) => at_file(thread, open, pin!(open.read_at(at, to, &waits))).await,
         None => at_file(thread, open, pin!(open.read(to, &waits))).await,
     };
-    match (read, all - to.room()) {
+    let count = all - to.room();
+    if count > 0 {
+        open.notify(abi::IN_ACCESS);
+    }
+    match (read, count) {
         // Bytes that were read before the signal arrived must be reported: a pipe has lost them.
         (Err(Errno::EINTR), count @ 1..) => Ok(count),
         (read, _) => read?,
@@ -141,9 +145,12 @@ async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at
     };
     let done = match written {
         // Bytes that were written before the signal arrived are reported.
-        Err(Errno::EINTR) if from.left() < most => return Ok(most - from.left()),
+        Err(Errno::EINTR) if from.left() < most => Ok(most - from.left()),
         other => other?,
     };
+    if matches!(done, Ok(1..)) {
+        open.notify(abi::IN_MODIFY);
+    }
     if done == Err(Errno::EPIPE) {
         signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
     }

@@ -3,6 +3,7 @@
 
 use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta, Time};
+use super::notify::watch::Watches;
 use super::pages::Pages;
 use super::write_access::WriteAccess;
 use crate::errno::Errno;
@@ -134,6 +135,12 @@ pub trait Inode: Send + Sync + Any {
     /// Returns the statistics of its file system.
     fn space(&self) -> Space {
         Space::default()
+    }
+
+    /// Returns the inode's watches (`inotify`); `None` if it never had one, unless the caller would
+    /// `create` the list, or if the file system reports no events.
+    fn watches(&self, _create: bool) -> Option<&Arc<Watches>> {
+        None
     }
 
     /// Returns the inode for a downcast to the type of its file system.

@@ -6,6 +6,7 @@
 //! | file | subject |
 //! |---|---|
 //! | [`io`] | sources and sinks of bytes, which may fail part of the way |
+//! | [`notify`] | events of files and directories (`inotify`) |
 //! | [`pages`] | the contents of a file in memory |
 //! | [`meta`] | inode attributes, and permission checks |
 //! | [`inode`] | the traits: an inode, a directory, an open file |
@@ -39,6 +40,7 @@ pub mod io;
 pub mod lock;
 pub mod meta;
 pub mod names;
+pub mod notify;
 pub mod open;
 pub mod p9;
 pub mod pages;

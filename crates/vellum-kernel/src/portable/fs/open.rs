@@ -8,6 +8,7 @@ use super::inode::{FIRST, File, Inode};
 use super::io::{Limited, Sink, Source, Waits};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
+use super::notify::hooks;
 use super::write_access::Writing;
 use crate::errno::Errno;
 use crate::sleeplock::{SleepLock, SleepLockGuard};
@@ -15,9 +16,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{
-    O_ACCMODE, O_APPEND, O_CLOEXEC, O_CREAT, O_DIRECT, O_EXCL, O_NOATIME, O_NOCTTY, O_NONBLOCK, O_PATH, O_RDONLY,
-    O_TRUNC, O_WRONLY, POLLERR, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, SEEK_CUR, SEEK_DATA, SEEK_END,
-    SEEK_HOLE, SEEK_SET,
+    IN_CLOSE_NOWRITE, IN_CLOSE_WRITE, O_ACCMODE, O_APPEND, O_CLOEXEC, O_CREAT, O_DIRECT, O_EXCL, O_NOATIME, O_NOCTTY,
+    O_NONBLOCK, O_PATH, O_RDONLY, O_TRUNC, O_WRONLY, POLLERR, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM,
+    SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET,
 };
 use spin::{Mutex, Once};
 
@@ -99,6 +100,27 @@ impl Open {
     /// Returns the file's name, if it has one.
     pub fn name(&self) -> Option<&Name> {
         self.name.as_ref()
+    }
+
+    /// Reports an event of the file to the watches of its directory and to its own (`inotify`).
+    #[inline]
+    pub fn notify(&self, event: u32) {
+        if hooks::any() {
+            self.notify_watches(event);
+        }
+    }
+
+    #[cold]
+    fn notify_watches(&self, event: u32) {
+        hooks::event(&self.inode, self.entry(), event);
+    }
+
+    /// Returns the directory entry through which the file was opened.
+    pub fn entry(&self) -> Option<hooks::Entry<'_>> {
+        match &self.name {
+            Some(Name::Entry { directory, name }) => Some((directory, name)),
+            _ => None,
+        }
     }
 
     /// Returns the flags, as `fcntl(F_GETFL)` does.
@@ -488,6 +510,9 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        if hooks::any() && self.flags() & O_PATH == 0 {
+            self.notify_watches(if self.flags() & O_ACCMODE == O_RDONLY { IN_CLOSE_NOWRITE } else { IN_CLOSE_WRITE });
+        }
         if let Some(locks) = self.locks.get() {
             locks.release_all(Owner::Open(core::ptr::from_ref(self).addr()), None);
         }

@@ -9,9 +9,10 @@ use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::notify::limits;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::parse;
@@ -136,7 +137,23 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let files = directory.add_directory("fs")?;
     files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
     files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
-    files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
+    files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
+    let notify = files.add_directory("inotify")?;
+    let limits: [(&str, &'static AtomicU32); 3] = [
+        ("max_queued_events", &limits::MAX_QUEUED_EVENTS),
+        ("max_user_instances", &limits::MAX_USER_INSTANCES),
+        ("max_user_watches", &limits::MAX_USER_WATCHES),
+    ];
+    for (name, limit) in limits {
+        let show: Show = Box::new(|| Ok(format!("{}\n", limit.load(Relaxed)).into_bytes()));
+        let store: Store = Box::new(|value| {
+            let value = parse::number::<i32>(value)?;
+            limit.store(u32::try_from(value).map_err(|_| Errno::EINVAL)?, Relaxed);
+            Ok(())
+        });
+        notify.add(name, Text::new(notify.system(), 0o644, Some(show), Some(store)))?;
+    }
+    Ok(())
 }
 
 /// Pairs of files of `vm` of which a write to one has the other read as 0.

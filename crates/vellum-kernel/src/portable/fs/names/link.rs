@@ -4,6 +4,7 @@ use super::{ENTRY_CHANGE, Found, View, directory, same_inode};
 use crate::errno::Errno;
 use crate::fs::inode::{Inode, NewInode};
 use crate::fs::meta::{Device, Kind, MODE, Meta, SET_GID, STICKY};
+use crate::fs::notify::hooks;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{CAP_MKNOD, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
@@ -49,7 +50,10 @@ impl View<'_> {
         let meta = found.parent.meta();
         self.names.check_writable(meta.device)?;
         self.cred.may(&meta, ENTRY_CHANGE)?;
-        directory(&found.parent)?.make(&found.name, &self.new_inode_in(&meta, kind, mode, special, target))
+        let new = self.new_inode_in(&meta, kind, mode, special, target);
+        let made = directory(&found.parent)?.make(&found.name, &new)?;
+        hooks::created((&found.parent, &found.name), kind == Kind::Directory);
+        Ok(made)
     }
 
     /// Implements `mkdirat`, `mknodat` and `symlinkat`. Device files require `CAP_MKNOD`.
@@ -84,7 +88,9 @@ impl View<'_> {
         }
         self.names.check_writable(meta.device)?;
         self.cred.may(&meta, ENTRY_CHANGE)?;
-        directory(&found.parent)?.link(&found.name, inode)
+        directory(&found.parent)?.link(&found.name, inode)?;
+        hooks::linked(inode, (&found.parent, &found.name));
+        Ok(())
     }
 
     /// Checks that the caller may remove an entry of a directory.
@@ -128,7 +134,9 @@ impl View<'_> {
         if !is_directory && found.must_be_directory {
             return Err(Errno::EISDIR);
         }
-        directory(&found.parent)?.remove(&found.name, is_directory)
+        directory(&found.parent)?.remove(&found.name, is_directory)?;
+        hooks::removed(inode, (&found.parent, &found.name));
+        Ok(())
     }
 
     /// Implements `renameat2`. The new path is looked up in the view `to`, which may differ from
@@ -160,6 +168,18 @@ impl View<'_> {
         if self.is_mount_root(&moved) || to.inode.as_ref().is_some_and(|old| self.is_mount_root(old)) {
             return Err(Errno::EBUSY);
         }
-        directory(&from.parent)?.rename(&from.name, &*to.parent, &to.name, flags)
+        directory(&from.parent)?.rename(&from.name, &*to.parent, &to.name, flags)?;
+        let (old, new) = ((&from.parent, from.name.as_slice()), (&to.parent, to.name.as_slice()));
+        match to.inode {
+            _ if !hooks::any() => {}
+            // Two names of one file: nothing was moved.
+            Some(other) if same_inode(&other, &moved) => {}
+            Some(other) if flags & RENAME_EXCHANGE != 0 => {
+                hooks::moved(&moved, old, new, None);
+                hooks::moved(&other, new, old, None);
+            }
+            replaced => hooks::moved(&moved, old, new, replaced),
+        }
+        Ok(())
     }
 }

@@ -8,8 +8,8 @@ use crate::fs::open::{Name, Open};
 use crate::fs::write_access::Writing;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
-    O_ACCMODE, O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC,
-    O_WRONLY,
+    IN_MODIFY, IN_OPEN, O_ACCMODE, O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY,
+    O_TMPFILE, O_TRUNC, O_WRONLY,
 };
 
 impl View<'_> {
@@ -107,7 +107,12 @@ impl View<'_> {
             inode.truncate(0)?;
         }
         writing = writing.filter(|_| writes);
-        Ok(Open::new(inode, file, flags, name).with_write_access(writing))
+        let open = Open::new(inode, file, flags, name).with_write_access(writing);
+        open.notify(IN_OPEN);
+        if truncates {
+            open.notify(IN_MODIFY);
+        }
+        Ok(open)
     }
 
     /// Returns the file that handles reads and writes: a device's driver, or what the inode opens.

@@ -8,14 +8,15 @@ use crate::errno::Errno;
 use crate::fs::bytes::copy_of;
 use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
 use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
+use crate::fs::notify::watch::Watches;
 use crate::fs::pipe::Pipe;
 use crate::fs::write_access::WriteAccess;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use linux_raw_sys::general::TMPFS_MAGIC;
-use spin::{Mutex, MutexGuard};
+use linux_raw_sys::general::{IN_DELETE_SELF, IN_ISDIR, IN_UNMOUNT, TMPFS_MAGIC};
+use spin::{Mutex, MutexGuard, Once};
 
 /// The longest target of a symbolic link, without a NUL.
 const LONGEST_TARGET: usize = 4095;
@@ -30,6 +31,8 @@ pub struct Node {
     special: Device,
     pub(super) attributes: Mutex<Attributes>,
     pub(super) body: Body,
+    /// The inode's watches, once it has had one.
+    watches: Once<Arc<Watches>>,
 }
 
 /// The attributes that change over an inode's life.
@@ -146,7 +149,7 @@ fn with_body(fs: &Arc<Tree>, new: &NewInode<'_>, body: Body) -> Arc<Node> {
 impl Node {
     fn new(fs: &Arc<Tree>, number: u64, special: Device, attributes: Attributes, body: Body) -> Arc<Node> {
         let (fs, attributes) = (fs.clone(), Mutex::new(attributes));
-        Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes, body })
+        Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes, body, watches: Once::new() })
     }
 
     /// Returns the tree to which the inode belongs.
@@ -285,6 +288,12 @@ impl Attributes {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if let Some(watches) = self.watches.get() {
+            // An inode that still has a name ends with its file system.
+            let is_directory = matches!(self.body, Body::Directory(_));
+            let unmounted = if is_directory { IN_UNMOUNT | IN_ISDIR } else { IN_UNMOUNT };
+            watches.end(if self.attributes.get_mut().links == 0 { IN_DELETE_SELF } else { unmounted });
+        }
         if self.fs.disk.is_some() {
             // Another thread may have found the inode on the disk meanwhile.
             let mut kept = self.fs.kept.lock();
@@ -384,6 +393,10 @@ impl Inode for Node {
         }
         let Capacity { total, free } = self.fs.host.space();
         Space { magic: TMPFS_MAGIC, pages: total, free_pages: free, inodes: total, free_inodes: free }
+    }
+
+    fn watches(&self, create: bool) -> Option<&Arc<Watches>> {
+        if create { Some(self.watches.call_once(Arc::default)) } else { self.watches.get() }
     }
 
     fn as_any(&self) -> &dyn Any {
