@@ -171,6 +171,7 @@ our_programs() {
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
     expect 0 signalfd guest --smp 4 -- "$1/signalfd" </dev/null
     expect 0 inotify guest --smp 4 -- "$1/inotify" </dev/null
+    expect 0 seccomp guest --smp 4 -- "$1/seccomp" </dev/null
     expect 0 timerfd guest --smp 2 -- "$1/timerfd" </dev/null
     expect 0 sockets guest --smp 4 -- "$1/sockets" </dev/null
     expect 0 "TCP and UDP" guest --smp 4 -- "$1/inet" </dev/null

@@ -15,6 +15,7 @@
 //! | [`uname`] | the names that the system reports for itself |
 //! | [`tags`] | TLB tags (PCID, ASID): which translations a TLB keeps |
 //! | [`wait`] | wait queues |
+//! | [`seccomp`] | filters of system calls |
 //! | [`siginfo`] | the information that comes with a signal |
 //! | [`sleeplock`] | a lock that is held across awaits (Linux: `struct mutex`) |
 //! | [`stdio`] | the stdio channel to the host |
@@ -54,6 +55,7 @@ pub mod nodes;
 pub mod parse;
 pub mod proc;
 pub mod pvh;
+pub mod seccomp;
 pub mod sectors;
 pub mod siginfo;
 pub mod sleeplock;

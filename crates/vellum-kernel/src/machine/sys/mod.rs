@@ -36,6 +36,7 @@
 //! | [`timerfd`] | timers that are files |
 //! | [`policy`] | NUMA memory policy |
 //! | [`prctl`] | `prctl` |
+//! | [`seccomp`] | filters of system calls |
 //! | [`misc`] | `uname`, `prlimit64`, `getrusage`, `membarrier`, `getrandom` and the like |
 
 pub mod anon_inode;
@@ -62,6 +63,7 @@ pub mod process;
 pub mod program;
 pub mod remote;
 pub mod schedule;
+pub mod seccomp;
 pub mod select;
 pub mod shm;
 pub mod signal;
@@ -90,6 +92,10 @@ pub struct Calls;
 impl SystemCalls for Calls {
     fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Answer> + Send {
         table::call(thread, number, arguments)
+    }
+
+    fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
+        seccomp::permits(thread, number, arguments)
     }
 
     fn restarts(number: u64) -> Restart {

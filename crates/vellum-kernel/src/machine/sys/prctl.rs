@@ -1,7 +1,7 @@
 //! Implements `prctl`.
 
-use super::Answer;
 use super::identity::change;
+use super::{Answer, seccomp};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::COUNT;
@@ -62,10 +62,11 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
         abi::PR_GET_TIMERSLACK => Ok(thread.traits.lock().slack),
         abi::PR_SET_TIMING if value == 0 => Ok(0),
         abi::PR_GET_TIMING => Ok(0),
-        // The time-stamp counter is readable from user mode, and there is no seccomp.
+        // The time-stamp counter is readable from user mode.
         abi::PR_GET_TSC => write(abi::PR_TSC_ENABLE),
         abi::PR_SET_TSC if value as u32 == abi::PR_TSC_ENABLE => Ok(0),
-        abi::PR_GET_SECCOMP => Ok(0),
+        abi::PR_GET_SECCOMP => Ok(thread.traits.lock().seccomp.mode.into()),
+        abi::PR_SET_SECCOMP => seccomp::set_mode(thread, value, third),
         abi::PR_GET_KEEPCAPS => Ok(thread.credentials().keep_caps.into()),
         abi::PR_SET_KEEPCAPS if value <= 1 => change(thread, |own| {
             own.keep_caps = value == 1;

@@ -10,8 +10,8 @@ use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, inotify, lock, memory, message, misc, mount, path, pidfd,
-    policy, prctl, process, program, remote, schedule, select, shm, signal, signalfd, size, socket, swap, sync, timer,
-    timerfd, transfer, wait,
+    policy, prctl, process, program, remote, schedule, seccomp, select, shm, signal, signalfd, size, socket, swap,
+    sync, timer, timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -327,9 +327,11 @@ system_calls! {
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
         __NR_timer_delete: Full => timer::delete(thread, a[0]);
 
-        __NR_prctl: Partial("no filters of system calls, no names of VMAs, no speculation, no huge pages; PR_SET_MDWE \
+        __NR_prctl: Partial("no names of VMAs, no speculation, no huge pages; PR_SET_MDWE \
             lets programs begin as they are")
             => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
+        __NR_seccomp: Partial("no notifications; of what is logged, a filter's first")
+            => seccomp::seccomp(thread, a[0], a[1], a[2]);
         __NR_prlimit64: Partial("limits of memory, descriptors and signals have effect")
             => misc::prlimit(thread, a[0], a[1], a[2], a[3]);
         __NR_getrlimit: Full => misc::prlimit(thread, 0, a[0], 0, given(a[1])?);

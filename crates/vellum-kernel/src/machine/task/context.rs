@@ -7,6 +7,7 @@ use crate::task::signal::Set;
 use alloc::sync::Arc;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::fs::Files;
+use vellum_kernel::seccomp::filter::Seccomp;
 
 /// The state that only the thread's own future accesses.
 pub struct Context {
@@ -54,6 +55,8 @@ pub struct Traits {
     pub credentials: Arc<Credentials>,
     /// True if `execve` never grants privileges (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
+    /// The system calls that it may make (`seccomp`).
+    pub seccomp: Seccomp,
     /// The nice value, from −20 to 19.
     pub nice: i32,
     /// The scheduling policy and priority; only reported, not applied.
@@ -72,6 +75,7 @@ impl Traits {
         Self {
             credentials: Arc::new(Credentials::root()),
             no_new_privileges: false,
+            seccomp: Seccomp::default(),
             nice: 0,
             schedule: (0, 0),
             policy: Policy::default(),

@@ -32,6 +32,10 @@ pub trait SystemCalls: 'static {
     /// Executes a system call in the thread's own future.
     fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Result<u64, Errno>> + Send;
 
+    /// Returns whether a thread whose system calls are restricted may make this one. If not, has
+    /// done what happens instead.
+    fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool;
+
     /// Returns the restart rule of a system call.
     fn restarts(number: u64) -> Restart;
 
@@ -176,6 +180,9 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
             Trap::SystemCall(number) => {
                 // SAFETY: runs in the thread's own future.
                 let arguments = unsafe { thread.context() }.registers.arguments();
+                if thread.is_restricted.load(Ordering::Relaxed) && !S::permits(&thread, number, arguments) {
+                    continue;
+                }
                 let answer = S::call(&thread, number, arguments).await;
                 if thread.mem.is_blocked() && thread.may_repeat(answer).await {
                     deliver::again(&thread, number);

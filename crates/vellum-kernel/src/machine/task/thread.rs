@@ -24,6 +24,8 @@ use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
+use vellum_kernel::seccomp::action::MODE_DISABLED;
+use vellum_kernel::seccomp::filter::Seccomp;
 use vellum_kernel::wait::Queue;
 
 /// The value of [`Thread::user_cpu`] while no CPU runs the thread in user mode.
@@ -52,6 +54,8 @@ pub struct Thread {
     pub mem: ThreadMem,
     /// The attributes that threads it creates inherit.
     pub traits: Mutex<Traits>,
+    /// True if it may not make all system calls (`seccomp` of [`Self::traits`]).
+    pub is_restricted: AtomicBool,
     /// Its count as a thread of its user, until it ends.
     pub counted: Mutex<Option<Counted>>,
     /// The scheduler's record.
@@ -104,6 +108,7 @@ impl Thread {
             mem: ThreadMem::default(),
             name: Mutex::new(creator.map_or_else(Name::default, |creator| *creator.name.lock())),
             traits: Mutex::new(creator.map_or_else(Traits::first, |creator| creator.traits.lock().inherited())),
+            is_restricted: AtomicBool::new(false),
             counted: Mutex::new(Some(counted)),
             entity: Arc::default(),
             cpu_time: AtomicU64::new(0),
@@ -119,7 +124,21 @@ impl Thread {
             context: UnsafeCell::new(context),
         });
         process.add(&thread);
+        if let Some(creator) = creator {
+            // A filter for all threads of the process is installed under this lock: it finds the
+            // new thread, or the new thread finds it at its creator.
+            let _threads = creator.process.threads.lock();
+            let seccomp = creator.traits.lock().seccomp.clone();
+            thread.set_seccomp(seccomp);
+        }
         thread
+    }
+
+    /// Replaces the thread's restriction of system calls, from its next one on.
+    pub fn set_seccomp(&self, seccomp: Seccomp) {
+        let is_restricted = seccomp.mode != MODE_DISABLED;
+        self.traits.lock().seccomp = seccomp;
+        self.is_restricted.store(is_restricted, Ordering::Relaxed);
     }
 
     /// Returns the context.

@@ -101,6 +101,8 @@ pub struct Process<'a> {
     pub caught: u64,
     pub capabilities: u64,
     pub no_new_privileges: bool,
+    /// The mode of `seccomp`, and the number of filters.
+    pub seccomp: [u32; 2],
     /// The number of CPUs.
     pub cpus: u32,
     /// Context switches: voluntary, involuntary.
@@ -180,7 +182,8 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     for (name, set) in sets {
         writeln!(text, "{name}:\t{set:016x}")?;
     }
-    writeln!(text, "NoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0", u32::from(process.no_new_privileges))?;
+    writeln!(text, "NoNewPrivs:\t{}", u32::from(process.no_new_privileges))?;
+    writeln!(text, "Seccomp:\t{}\nSeccomp_filters:\t{}", process.seccomp[0], process.seccomp[1])?;
     let cpus = process.cpus as usize;
     text.write_str("Cpus_allowed:\t")?;
     processors::mask(text, 0..cpus, cpus)?;

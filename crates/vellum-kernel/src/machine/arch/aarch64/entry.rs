@@ -61,6 +61,11 @@ impl Registers {
         self.pc -= 4; // the length of the instruction
     }
 
+    /// Returns the address of the next instruction: after a system call, the one behind it.
+    pub fn program_counter(&self) -> u64 {
+        self.pc
+    }
+
     /// Returns the stack pointer.
     pub fn stack(&self) -> u64 {
         self.sp

@@ -82,6 +82,11 @@ impl Registers {
         self.rip -= 2; // the length of the instruction
     }
 
+    /// Returns the address of the next instruction: after a system call, the one behind it.
+    pub fn program_counter(&self) -> u64 {
+        self.rip
+    }
+
     /// Returns the stack pointer.
     pub fn stack(&self) -> u64 {
         self.rsp

@@ -6,6 +6,7 @@ use super::process::Subject;
 use super::reader;
 use crate::files::cgroupfs;
 use crate::mem::{UserSpace, machine, uaccess};
+use crate::task::context::Traits;
 use crate::task::signal::{Action, COUNT, bit};
 use crate::task::{Process, Thread, oom};
 use alloc::format;
@@ -214,6 +215,7 @@ fn described(
     let (own_usage, children_usage) = (process.usage(), *process.children_usage.lock());
     let threads = process.threads.lock().len().max(1) as u32;
     let own = thread.as_ref().map_or_else(|| Arc::new(Credentials::root()), |thread| thread.credentials());
+    let traits = thread.as_ref().map(|thread| thread.traits.lock().clone());
     tell(&words::Process {
         name: &name,
         umask: files.as_ref().map_or(0, |files| files.umask.load(Relaxed)),
@@ -238,6 +240,9 @@ fn described(
         gids: own.gids,
         groups: &own.groups,
         capabilities: own.effective,
+        no_new_privileges: traits.as_ref().is_some_and(|traits| traits.no_new_privileges),
+        seccomp: traits
+            .map_or([0; 2], |Traits { seccomp, .. }| [seccomp.mode, seccomp.filter.map_or(0, |filter| filter.count)]),
         cpus: machine().platform().count() as u32,
         started: process.started / TICK,
         exit_signal: process.exit_signal.load(Relaxed) as i32,

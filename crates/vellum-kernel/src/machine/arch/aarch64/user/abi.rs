@@ -8,6 +8,8 @@ pub use crate::arch::cpuinfo::hwcap;
 pub const NAME: &str = "aarch64";
 /// The address below which a new program's stack lies, even if the CPU has higher user addresses.
 pub const ADDRESSES_END: u64 = 1 << 48;
+/// The architecture's number for filters of system calls.
+pub const AUDIT_ARCH: u32 = linux_raw_sys::ptrace::AUDIT_ARCH_AARCH64;
 /// The machine number in ELF files.
 pub const ELF_MACHINE: u16 = elf::abi::EM_AARCH64;
 /// The `mmap` flag that requests a low address: AArch64 has none.

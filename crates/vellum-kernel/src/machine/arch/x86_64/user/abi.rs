@@ -6,6 +6,8 @@ use core::arch::x86_64::__cpuid;
 pub const NAME: &str = "x86_64";
 /// The address below which a new program's stack lies, even if the CPU has higher user addresses.
 pub const ADDRESSES_END: u64 = 1 << 47;
+/// The architecture's number for filters of system calls.
+pub const AUDIT_ARCH: u32 = linux_raw_sys::ptrace::AUDIT_ARCH_X86_64;
 /// The machine number in ELF files.
 pub const ELF_MACHINE: u16 = elf::abi::EM_X86_64;
 /// The `mmap` flag that requests a low address.
