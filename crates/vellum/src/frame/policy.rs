@@ -91,6 +91,20 @@ pub enum Advice {
     NoHuge,
 }
 
+/// The memory of a space for which policy decides about large folios; for the rest there are none
+/// (`PR_SET_THP_DISABLE`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LargeFolios {
+    /// All.
+    #[default]
+    All,
+    /// VMAs with `MADV_HUGEPAGE`.
+    Advised,
+    /// Nothing.
+    None,
+}
+
 /// All orders that folios of page-cache objects may have, as a bit set.
 const ALL_ORDERS: u32 = (2 << HUGE_ORDER) - 1;
 /// The default order of preallocated folios of objects without a store: 64 KiB.

@@ -235,6 +235,9 @@ pub struct Vma {
     pub uffd: Option<UffdId>,
     /// The program's advice on large folios (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
     pub advice: Advice,
+    /// The number by which the host knows the VMA's name; 0: it has none. VMAs with different names
+    /// are not merged (Linux: `anon_vma_name`).
+    pub name: u32,
     /// The backing.
     pub backing: Backing,
     /// The state of the VMA while an operation changes its range.

@@ -1,9 +1,11 @@
 //! Allocates anonymous folios: allocates frames, and initializes them as a folio.
 
 use core::iter;
+use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::Arch;
+use crate::frame::policy::{Advice, LargeFolios};
 use crate::frame::{Counts, Frame, RmapKey, Use};
 use crate::memcg::{LruList, MemcgId, Refused};
 use crate::platform::Platform;
@@ -33,7 +35,20 @@ impl<P: Platform> Anon<'_, '_, P> {
     /// end of the range that a truncation unmaps.
     #[inline]
     pub(in crate::space) fn orders(self, vma: &Vma) -> u32 {
-        if vma.backing.is_anonymous() { self.machine().policy().orders(vma.advice) } else { 0 }
+        if vma.backing.is_anonymous() { self.machine().policy().orders(self.advice(vma)) } else { 0 }
+    }
+
+    /// Returns the advice on large folios that counts for a VMA: its own, unless its space has none
+    /// there ([`Limits::large_folios`](crate::space::Limits::large_folios)).
+    #[inline]
+    pub(in crate::space) fn advice(self, vma: &Vma) -> Advice {
+        const ALL: u8 = LargeFolios::All as u8;
+        const ADVISED: u8 = LargeFolios::Advised as u8;
+        match self.space.large_folios.load(Relaxed) {
+            ALL => vma.advice,
+            ADVISED if vma.advice == Advice::Huge => vma.advice,
+            _ => Advice::NoHuge,
+        }
     }
 
     /// Allocates a folio as [`Anon::alloc`] does: of `order`, or of the next smaller of `orders`

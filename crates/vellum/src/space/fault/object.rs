@@ -25,7 +25,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let page_order = self.arch().page_order();
         let table = page_order + self.arch().index_bits() as u8;
         let least = (AROUND_ORDER + page_order).min(table);
-        let largest = largest_order(object, vma.advice).clamp(least, table);
+        let largest = largest_order(object, Anon::of(self.space).advice(vma)).clamp(least, table);
         self.tables().empty_around(addr, vma.range, largest, least)
     }
 
@@ -39,7 +39,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             && align_down(block.start, huge) == block.start
             && head == pfn
             && u32::from(frame.order()) + FRAME_SHIFT == huge
-            && vma.advice != Advice::NoHuge
+            && Anon::of(self.space).advice(vma) != Advice::NoHuge
             && !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED)
     }
 

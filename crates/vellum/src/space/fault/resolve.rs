@@ -178,7 +178,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// for that. The first try of a fault may ask for compaction instead.
     #[inline(always)]
     fn map_anon(self, vma: &Vma, addr: u64, order: u8, orders: u32, is_first: bool) -> Result<Outcome, FaultError> {
-        let may_ask = is_first && order > self.arch().page_order() && self.machine().policy().compacts(vma.advice);
+        let may_ask = is_first
+            && order > self.arch().page_order()
+            && self.machine().policy().compacts(Anon::of(self.space).advice(vma));
         let (pfn, order) = if may_ask {
             let Some(folio) = self.alloc_or_ask(vma, addr, order, orders)? else {
                 return Ok(Outcome::Fragmented(order));

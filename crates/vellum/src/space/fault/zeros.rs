@@ -53,7 +53,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     pub(super) fn unmap_zeros(self, vma: &Vma, page: UserRange) {
         let arch = self.arch();
         let zeros = self.machine().zero_folio();
-        let orders = self.machine().policy().orders(vma.advice);
+        let orders = self.machine().policy().orders(Anon::of(self.space).advice(vma));
         let mut blocks = self.tables().aligned_blocks(page.start, vma.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
         let mut gather = self.space.gather(block);

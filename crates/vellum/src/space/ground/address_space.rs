@@ -1,6 +1,6 @@
 //! The address space: what it consists of, and its creation and end.
 
-use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 
 use crate::addr::Pfn;
 use crate::arch::UserRange;
@@ -27,6 +27,8 @@ pub struct AddressSpace<'m, P: Platform> {
     /// True once soft-dirty was cleared in this space, or in its parent before the fork: PTEs that
     /// are not soft-dirty must then not be writable. Set with the VMAs locked for writing.
     pub(in crate::space) soft_dirty_on: AtomicBool,
+    /// [`Limits::large_folios`], for faults.
+    pub(in crate::space) large_folios: AtomicU8,
     /// The fork family that the rmap keys of new folios name ([`super::families`]): the last of
     /// `families`.
     pub(in crate::space) family: Family,
@@ -60,6 +62,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 claims_ended: AtomicU32::new(0),
                 tables,
                 soft_dirty_on: AtomicBool::new(false),
+                large_folios: AtomicU8::new(limits.large_folios as u8),
                 peak: PeakRss::default(),
                 slot_frames,
             })

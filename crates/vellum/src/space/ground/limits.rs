@@ -1,5 +1,7 @@
 //! Limits on the address space, the memory and the VMAs of a space.
 
+use crate::frame::policy::LargeFolios;
+
 /// The limits of a space, with the names of Linux's resource limits and `vm.*` settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -21,6 +23,9 @@ pub struct Limits {
     /// True if writable memory may be executable, and memory may be made executable later (false
     /// with `PR_SET_MDWE`).
     pub exec_gain: bool,
+    /// The memory for which policy decides about large folios (`PR_SET_THP_DISABLE`). Large folios
+    /// that there are stay.
+    pub large_folios: LargeFolios,
 }
 
 impl Default for Limits {
@@ -35,6 +40,7 @@ impl Default for Limits {
             lowest: 0x10000,
             mmap_base: u64::MAX,
             exec_gain: true,
+            large_folios: LargeFolios::All,
         }
     }
 }

@@ -4,6 +4,7 @@ use core::cell::Cell;
 use core::convert::Infallible;
 use core::ops::Range;
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
@@ -435,6 +436,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut vmas = self.write();
         change(&mut vmas.limits);
         vmas.limits.mmap_base = vmas.limits.mmap_base.min(self.tables.arch.user_end());
+        self.large_folios.store(vmas.limits.large_folios as u8, Relaxed);
     }
 
     /// Locks the VMAs for writing. Before that, waits while an operation that had to retry too

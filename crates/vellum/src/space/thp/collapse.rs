@@ -11,10 +11,12 @@
 //! write fault would do. In VMAs with a userfaultfd, blocks with missing or write-protected pages
 //! stay as they are.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::errno::Errno;
-use crate::frame::policy::Advice;
+use crate::frame::policy::{Advice, LargeFolios};
 use crate::frame::{HUGE_ORDER, flag};
 use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::{Object, ObjectError};
@@ -269,7 +271,8 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
                     _ => continue,
                 }
             }
-            let order = Anon::of(self.space).orders(&vma).ilog2().min(HUGE_ORDER as u32);
+            // The settings may have changed since.
+            let order = Anon::of(self.space).orders(&vma).checked_ilog2().unwrap_or(0).min(HUGE_ORDER as u32);
             let start = vma.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
             let fits = vma.range.part(block).filter(|_| order as u8 > self.arch().page_order());
@@ -298,9 +301,15 @@ impl<'s, 'm, P: Platform> Thp<'s, 'm, P> {
         Ok(done)
     }
 
-    /// Returns whether a VMA is private anonymous memory without `MADV_NOHUGEPAGE`.
+    /// Returns whether a VMA is private anonymous memory that may have huge pages.
     fn can_collapse(self, vma: &Vma) -> bool {
-        vma.backing.is_anonymous() && vma.advice != Advice::NoHuge
+        vma.backing.is_anonymous() && self.may_be_huge(vma)
+    }
+
+    /// Returns whether a VMA may have huge pages on request: it has no `MADV_NOHUGEPAGE`, and its
+    /// space may have large folios.
+    pub(super) fn may_be_huge(self, vma: &Vma) -> bool {
+        vma.advice != Advice::NoHuge && self.space.large_folios.load(Relaxed) != LargeFolios::None as u8
     }
 
     /// Collapses a block of a VMA; the caller has locked the VMAs for reading. Returns false if the

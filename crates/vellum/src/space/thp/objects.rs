@@ -4,12 +4,12 @@
 use crate::addr::{FRAME_SHIFT, VirtRange, align_up};
 use crate::arch::Arch;
 use crate::frame::HUGE_ORDER;
-use crate::frame::policy::Advice;
 use crate::page_cache::{Collapses, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::{CollapseError, CollapseLimits, Collapsed, Thp};
+use crate::space::anon::Anon;
 use crate::space::fault::{Access, Fault};
 
 /// log2 of the number of bytes of a huge folio.
@@ -51,7 +51,7 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
         drop(vmas);
         let part = vma.range.intersect(&range);
         rest.start = part.end;
-        if vma.advice == Advice::NoHuge || next_block(&vma, vma.range.start, vma.range.end).is_none() {
+        if !self.may_be_huge(&vma) || next_block(&vma, vma.range.start, vma.range.end).is_none() {
             return Err(CollapseError::NotAllowed(*vma.range));
         }
         let Some(block) = next_block(&vma, part.start, part.end) else { return Ok(()) };
@@ -82,7 +82,9 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
     /// Returns whether policy wants huge folios in the object of a VMA, which the caller has
     /// locked, and a huge PTE may map them there (INV-23).
     pub(super) fn wants_huge_object(self, vma: &Vma) -> bool {
-        let is_wanted = || Collapses(&self.object_of(vma)).orders(vma.advice, vma.prot) & 1 << HUGE_ORDER != 0;
+        let is_wanted = || {
+            Collapses(&self.object_of(vma)).orders(Anon::of(self.space).advice(vma), vma.prot) & 1 << HUGE_ORDER != 0
+        };
         !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED) && is_wanted()
     }
 

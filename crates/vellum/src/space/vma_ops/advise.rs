@@ -37,6 +37,9 @@ pub enum Advise {
     DontDump,
     /// A core dump includes the memory (`MADV_DODUMP`).
     DoDump,
+    /// Gives the VMAs a name, by the host's number for it ([`Vma::name`](crate::vma::Vma::name)); 0
+    /// takes it away (`PR_SET_VMA_ANON_NAME`).
+    Name(u32),
     /// The reads to expect (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`): they decide how much
     /// of a file a fault reads, and reclaim ignores accesses in a range with a pattern.
     Reads(Expected),

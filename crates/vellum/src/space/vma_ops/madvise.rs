@@ -140,8 +140,17 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::Reads(Expected::Unknown) => |v| v.flags -= VmaFlags::READ_MASK,
             Advise::Reads(Expected::Sequential) => |v| v.flags = (v.flags - VmaFlags::READ_MASK) | VmaFlags::SEQ_READ,
             Advise::Reads(Expected::Random) => |v| v.flags = (v.flags - VmaFlags::READ_MASK) | VmaFlags::RAND_READ,
+            Advise::Name(number) => return self.set_vmas(range, |v| v.name = number),
             _ => return Ok(true),
         };
+        self.set_vmas(range, set)
+    }
+
+    /// Changes the VMAs of a range. Returns true if all of it is mapped.
+    ///
+    /// # Errors
+    /// Those of [`VmaOps::set_vmas_checked`]; nothing was changed.
+    fn set_vmas(self, range: UserRange, set: impl Fn(&mut Vma)) -> Result<bool, AdviseError> {
         Ok(VmaOps::of(self.space)
             .set_vmas_checked(&mut Change::begin(self.space, range), range, Holes::Skip, |_| Ok(()), set)?
             .covered)

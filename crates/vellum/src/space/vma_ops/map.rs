@@ -431,5 +431,5 @@ fn new_vma(range: UserRange, request: &RequestWithSource, def_flags: VmaFlags) -
     flags |= def_flags;
     flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
-    Vma { range, prot: request.prot, flags, uffd: None, advice: Advice::None, backing, state: State::Live }
+    Vma { range, prot: request.prot, flags, uffd: None, advice: Advice::None, name: 0, backing, state: State::Live }
 }

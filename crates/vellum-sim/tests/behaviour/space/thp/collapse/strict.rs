@@ -6,7 +6,7 @@ use vellum::memcg::Refused;
 use vellum::addr::Pfn;
 use vellum::arch::{Attrs, Kind};
 use vellum::errno::Errno;
-use vellum::frame::policy::Knob;
+use vellum::frame::policy::{Knob, LargeFolios};
 use vellum::space::{Access, Advise, AdviseError, CollapseError, CollapseLimits, Collapsed};
 use vellum::stats::{Counter, SizeCounter};
 use vellum::vma::{Prot, UffdId, VmaFlags};
@@ -81,6 +81,7 @@ in_every_format! {
     background_collapse_respects_its_limits => limited,
     collapse_makes_smaller_folios_by_policy => small,
     collapse_keeps_uffd_missing_and_wp_pages => watched,
+    a_space_may_have_no_large_folios => denied,
 }
 
 /// Contents are kept, untouched pages become zeros, and the page table is freed.
@@ -196,6 +197,9 @@ fn refused<A: Silicon>(arch: A) {
         space.advise(BASE, 2 * HUGE, Advise::NoHuge).unwrap();
         assert_eq!(collapse(&space, HUGE), Err(CollapseError::NotAllowed(all)));
         space.advise(BASE, 2 * HUGE, Advise::Huge).unwrap();
+        space.set_limits(|limits| limits.large_folios = LargeFolios::None);
+        assert_eq!(collapse(&space, HUGE), Err(CollapseError::NotAllowed(all)), "the space has no large folios");
+        space.set_limits(|limits| limits.large_folios = LargeFolios::All);
         // A part of a block is not collapsed, nor a VMA without a whole block.
         space.advise(BASE + on.page, on.page, Advise::Collapse).unwrap();
         assert_eq!((on.folio(&space, BASE), collapse(&space, on.page)), (None, Ok(())));
@@ -210,6 +214,27 @@ fn refused<A: Silicon>(arch: A) {
         for error in [CollapseError::NotAllowed(all), CollapseError::Unfit(all), CollapseError::Poisoned(BASE)] {
             assert_eq!(error.errno(), Errno::EINVAL);
         }
+    });
+}
+
+/// Policy decides for the memory alone that the space permits; a child permits the same.
+fn denied<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        on.machine.policy().set_global(Knob::Always);
+        let space = on.mapped(4 * HUGE);
+        space.advise(BASE + HUGE, HUGE, Advise::Huge).unwrap();
+        let grown = |block: u64| {
+            let before = space.stats().anon;
+            on.store(&space, BASE + block * HUGE, 1);
+            space.stats().anon - before
+        };
+        space.set_limits(|limits| limits.large_folios = LargeFolios::None);
+        assert_eq!((grown(0), collapse(&space, HUGE).is_err()), (on.page, true));
+        assert_eq!(space.fork().unwrap().limits().large_folios, LargeFolios::None);
+        space.set_limits(|limits| limits.large_folios = LargeFolios::Advised);
+        assert_eq!((grown(1), grown(2), collapse(&space, HUGE)), (HUGE, on.page, Ok(())));
+        space.set_limits(|limits| limits.large_folios = LargeFolios::All);
+        assert_eq!(grown(3), HUGE);
     });
 }
 
