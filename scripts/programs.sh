@@ -169,6 +169,7 @@ our_programs() {
     expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
     expect 0 copies guest --smp 2 -- "$1/copies" </dev/null
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
+    expect 0 prctl guest --smp 4 -- "$1/prctl" </dev/null
     expect 0 signalfd guest --smp 4 -- "$1/signalfd" </dev/null
     expect 0 inotify guest --smp 4 -- "$1/inotify" </dev/null
     expect 0 seccomp guest --smp 4 -- "$1/seccomp" </dev/null

@@ -20,16 +20,17 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
-use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;
 use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
-use vellum::space::Limits;
-use vellum::vma::UffdId;
+use vellum::space::{Advise, Limits};
+use vellum::vma::{UffdId, Vma};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::fs::write_access::WriteDenial;
+use vellum_kernel::proc::names::VmaNames;
 use vellum_kernel::tags::{Generations, Loaded};
 
 /// The number of files recorded in a space (`UserSpace::mapped`) at which the kernel first removes
@@ -56,6 +57,8 @@ pub struct UserSpace {
     /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
     /// not mapped any more.
     mapped: Mutex<Arc<BTreeMap<u64, MappedFile>>>,
+    /// The names of VMAs.
+    names: Mutex<VmaNames>,
     /// The entry in the registry of spaces. Dropped last.
     _registration: Registration,
 }
@@ -131,6 +134,7 @@ impl UserSpace {
             uffds: Mutex::default(),
             users: AtomicUsize::new(0),
             mapped: Mutex::default(),
+            names: Mutex::default(),
         }
     }
 
@@ -171,6 +175,42 @@ impl UserSpace {
         self.mapped.lock().get(&tag).cloned()
     }
 
+    /// Gives the VMAs of a range a name, or none (`PR_SET_VMA_ANON_NAME`).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: memory is short, there would be too many VMAs, or there are holes, of which the
+    /// last leaves the rest with the name. `EINVAL`: the range is not one. `EBADF`: a VMA maps a
+    /// file.
+    pub fn set_vma_name(&self, addr: u64, len: u64, name: Option<&[u8]>) -> Result<(), Errno> {
+        let len = len.checked_next_multiple_of(FRAME_SIZE).ok_or(Errno::EINVAL)?;
+        let end = addr.checked_add(len).ok_or(Errno::EINVAL)?;
+        let mut has_file = false;
+        self.engine.vmas(addr, |vma| {
+            let is_within = vma.range.start < end;
+            has_file |= is_within && !vma.backing.is_anonymous() && self.mapped(vma.backing.tag()).is_some();
+            is_within && !has_file
+        });
+        if has_file {
+            return Err(Errno::EBADF);
+        }
+        // The lock is held until the VMAs have the number, so that the number stays.
+        let mut names = self.names.lock();
+        let in_use = |is_used: &mut dyn FnMut(u32)| {
+            self.engine.vmas(0, |vma| {
+                is_used(vma.name);
+                true
+            });
+        };
+        let number = name.map_or(Ok(0), |name| names.number(name, in_use))?;
+        self.engine.advise(addr, len, Advise::Name(number)).map_err(|error| failed(error.refused(), error.errno()))
+    }
+
+    /// Returns the name that a program gave a VMA.
+    pub fn vma_name(&self, vma: &Vma) -> Option<Arc<[u8]>> {
+        if vma.name == 0 { None } else { self.names.lock().get(vma.name) }
+    }
+
     /// Returns the empty space, which processes have after they gave up their own (Linux: `init_mm`
     /// in this role).
     ///
@@ -190,6 +230,7 @@ impl UserSpace {
         let engine = self.engine.fork().map_err(|error| failed(error.refused(), error.errno()))?;
         mem::map_kernel(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
+        let names = self.names.lock().copy()?;
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
         let child = Self {
             _registration: Registration::of(&engine),
@@ -201,6 +242,7 @@ impl UserSpace {
             uffds: Mutex::default(),
             users: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
+            names: Mutex::new(names),
         };
         child.engine.set_limits(|limits| limits.exec_gain = true);
         child.inherit(self);
@@ -222,9 +264,12 @@ impl UserSpace {
         self.refusals.load(Relaxed)
     }
 
-    /// Copies the `PR_SET_MDWE` bits from the parent's space, or from the space before `execve`,
-    /// unless they exclude inheritance.
+    /// Copies what `prctl` has set for the parent's space, or for the space before `execve`: the
+    /// memory that may have large folios, and the `PR_SET_MDWE` bits, unless they exclude
+    /// inheritance.
     pub fn inherit(&self, from: &Self) {
+        let large_folios = from.engine.limits().large_folios;
+        self.engine.set_limits(|limits| limits.large_folios = large_folios);
         let bits = from.mdwe();
         if bits & PR_MDWE_NO_INHERIT == 0 {
             self.set_mdwe(bits);

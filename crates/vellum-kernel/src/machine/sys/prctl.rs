@@ -1,6 +1,7 @@
 //! Implements `prctl`.
 
 use super::identity::change;
+use super::program::read_string;
 use super::{Answer, seccomp};
 use crate::mem::uaccess;
 use crate::task::Thread;
@@ -9,8 +10,10 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general::{CAP_LAST_CAP, CAP_SETPCAP};
 use linux_raw_sys::prctl as abi;
+use vellum::frame::policy::LargeFolios;
 use vellum_kernel::capabilities::cap;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::proc::names::{self, LONGEST_NAME};
 
 /// The values of `PR_SET_MDWE`: none, no executable mappings that were writable, and the same
 /// without inheritance by children.
@@ -62,9 +65,33 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
         abi::PR_GET_TIMERSLACK => Ok(thread.traits.lock().slack),
         abi::PR_SET_TIMING if value == 0 => Ok(0),
         abi::PR_GET_TIMING => Ok(0),
-        // The time-stamp counter is readable from user mode.
-        abi::PR_GET_TSC => write(abi::PR_TSC_ENABLE),
-        abi::PR_SET_TSC if value as u32 == abi::PR_TSC_ENABLE => Ok(0),
+        abi::PR_GET_TSC => {
+            // SAFETY: a system call runs in the thread's own future.
+            let denies = unsafe { thread.context() }.extended.denies_tsc();
+            write(if denies { abi::PR_TSC_SIGSEGV } else { abi::PR_TSC_ENABLE })
+        }
+        abi::PR_SET_TSC => match value as u32 {
+            abi::PR_TSC_ENABLE | abi::PR_TSC_SIGSEGV if thread.deny_tsc(value as u32 == abi::PR_TSC_SIGSEGV) => Ok(0),
+            _ => Err(Errno::EINVAL),
+        },
+        abi::PR_GET_SPECULATION_CTRL if nothing_more => speculation(value),
+        abi::PR_SET_SPECULATION_CTRL if fourth == 0 && fifth == 0 => set_speculation(value, third),
+        abi::PR_SET_THP_DISABLE if fourth == 0 && fifth == 0 => {
+            const EXCEPT_ADVISED: u64 = 2;
+            let wanted = match (value, third) {
+                (0, 0) => LargeFolios::All,
+                (1.., 0) => LargeFolios::None,
+                (1.., EXCEPT_ADVISED) => LargeFolios::Advised,
+                _ => return Err(Errno::EINVAL),
+            };
+            memory.engine.set_limits(|limits| limits.large_folios = wanted);
+            Ok(0)
+        }
+        abi::PR_GET_THP_DISABLE if value == 0 && nothing_more => Ok(match memory.engine.limits().large_folios {
+            LargeFolios::All => 0,
+            LargeFolios::None => 1,
+            LargeFolios::Advised => 3,
+        }),
         abi::PR_GET_SECCOMP => Ok(thread.traits.lock().seccomp.mode.into()),
         abi::PR_SET_SECCOMP => seccomp::set_mode(thread, value, third),
         abi::PR_GET_KEEPCAPS => Ok(thread.credentials().keep_caps.into()),
@@ -91,8 +118,49 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
             }
         }
         abi::PR_GET_MDWE if value == 0 && nothing_more => Ok(memory.mdwe().into()),
+        abi::PR_SET_VMA => set_vma_name(thread, value, [third, fourth, fifth]),
         abi::PR_CAP_AMBIENT => ambient(thread, value, third, fourth == 0 && fifth == 0),
         _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Implements `PR_SET_VMA`: names the memory at an address. At the address 0 of a name is none.
+fn set_vma_name(thread: &Thread, what: u64, [addr, len, name]: [u64; 3]) -> Answer {
+    let memory = thread.memory();
+    if what as u32 != abi::PR_SET_VMA_ANON_NAME {
+        return Err(Errno::EINVAL);
+    }
+    let name = match name {
+        0 => None,
+        at => Some(read_string(&memory, at, LONGEST_NAME).map_err(|error| match error {
+            Errno::ENAMETOOLONG => Errno::EINVAL,
+            other => other,
+        })?),
+    };
+    if !name.as_ref().is_none_or(|name| names::is_valid(name)) {
+        return Err(Errno::EINVAL);
+    }
+    memory.set_vma_name(addr, len, name.as_deref()).map(|()| 0)
+}
+
+/// Implements `PR_GET_SPECULATION_CTRL`: the kernel has no mitigation that it could turn on.
+fn speculation(which: u64) -> Answer {
+    match which as u32 {
+        abi::PR_SPEC_STORE_BYPASS | abi::PR_SPEC_INDIRECT_BRANCH => Ok(abi::PR_SPEC_ENABLE.into()),
+        abi::PR_SPEC_L1D_FLUSH => Ok(abi::PR_SPEC_FORCE_DISABLE.into()),
+        _ => Err(Errno::ENODEV),
+    }
+}
+
+/// Implements `PR_SET_SPECULATION_CTRL`.
+fn set_speculation(which: u64, control: u64) -> Answer {
+    match (which as u32, control as u32) {
+        (abi::PR_SPEC_STORE_BYPASS, _) => Err(Errno::ENXIO),
+        (abi::PR_SPEC_INDIRECT_BRANCH, abi::PR_SPEC_ENABLE) => Ok(0),
+        (abi::PR_SPEC_INDIRECT_BRANCH, abi::PR_SPEC_DISABLE | abi::PR_SPEC_FORCE_DISABLE) => Err(Errno::EPERM),
+        (abi::PR_SPEC_INDIRECT_BRANCH, _) => Err(Errno::ERANGE),
+        (abi::PR_SPEC_L1D_FLUSH, _) => Err(Errno::EPERM),
+        _ => Err(Errno::ENODEV),
     }
 }
 

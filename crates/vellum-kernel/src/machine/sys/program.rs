@@ -310,8 +310,9 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     thread.unload_extended();
     // SAFETY: a system call runs in the thread's own future.
     let context = unsafe { thread.context() };
-    let files = context.files.clone();
+    let (files, denies_tsc) = (context.files.clone(), context.extended.denies_tsc());
     *context = crate::task::context::Context::new(space, files.clone(), registers);
+    context.extended.deny_tsc(denies_tsc);
     loop {
         let closed = files.table.lock().remove_next((0, u32::MAX), true);
         let Some(slot) = closed else { break };

@@ -125,7 +125,10 @@ fn set_strict(thread: &Thread) -> Answer {
         return Err(Errno::EINVAL);
     }
     traits.seccomp.mode = MODE_STRICT;
+    drop(traits);
     thread.is_restricted.store(true, Relaxed);
+    // Where the architecture can.
+    let _ = thread.deny_tsc(true);
     Ok(0)
 }
 

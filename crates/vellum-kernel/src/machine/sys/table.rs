@@ -327,7 +327,7 @@ system_calls! {
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
         __NR_timer_delete: Full => timer::delete(thread, a[0]);
 
-        __NR_prctl: Partial("no names of VMAs, no speculation, no huge pages; PR_SET_MDWE \
+        __NR_prctl: Partial("no mitigation of speculation; no PR_TSC_SIGSEGV on AArch64; PR_SET_MDWE \
             lets programs begin as they are")
             => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_seccomp: Partial("no notifications; of what is logged, a filter's first")

@@ -107,6 +107,16 @@ impl Thread {
         }
     }
 
+    /// Sets whether the thread's program may not read the time-stamp counter. Returns false if the
+    /// architecture can't. Must run in the thread's own future.
+    pub fn deny_tsc(&self, denies: bool) -> bool {
+        self.save_extended();
+        // SAFETY: runs in the thread's own future.
+        let can = unsafe { self.context() }.extended.deny_tsc(denies);
+        self.unload_extended();
+        can
+    }
+
     /// Marks the thread's extended registers as not loaded, so that the saved copy is loaded before
     /// user mode. Must run in the thread's own future.
     pub fn unload_extended(&self) {

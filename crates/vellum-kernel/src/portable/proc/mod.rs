@@ -4,6 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`maps`] | `maps`, `smaps`, `smaps_rollup` |
+//! | [`names`] | the names that programs give their memory |
 //! | [`process`] | `status`, `stat`, `statm` |
 //! | [`choice`] | settings with a fixed set of values |
 //! | [`limits`] | `limits` |
@@ -13,6 +14,7 @@
 pub mod choice;
 pub mod limits;
 pub mod maps;
+pub mod names;
 pub mod process;
 pub mod processors;
 pub mod system;

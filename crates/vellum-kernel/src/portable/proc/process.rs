@@ -42,6 +42,8 @@ pub struct Memory {
     pub size: u64,
     pub locked: u64,
     pub pinned: u64,
+    /// There are no large folios (`PR_SET_THP_DISABLE`).
+    pub denies_huge: bool,
     /// The peak resident size.
     pub peak_resident: u64,
     pub anonymous: u64,
@@ -163,7 +165,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
         for (name, bytes) in sizes {
             writeln!(text, "{name}:\t{:>8} kB", kib(bytes))?;
         }
-        writeln!(text, "CoreDumping:\t0\nTHP_enabled:\t1")?;
+        writeln!(text, "CoreDumping:\t0\nTHP_enabled:\t{}", u32::from(!memory.denies_huge))?;
     }
     writeln!(text, "Threads:\t{}\nSigQ:\t{}/{}", process.threads, process.queued[0], process.queued[1])?;
     let capabilities = process.capabilities;

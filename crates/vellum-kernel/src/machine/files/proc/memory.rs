@@ -11,7 +11,7 @@ use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind, Marker};
 use vellum::frame::flag;
-use vellum::frame::policy::Advice;
+use vellum::frame::policy::{Advice, LargeFolios};
 use vellum::vma::{Prot, Vma, VmaFlags};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
@@ -51,8 +51,11 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
     let file = memory.mapped(vma.backing.tag()).filter(|_| vma.backing.tag() != 0);
     let path = file.as_ref().map(|file| from_root(|view| view.names.path_of_mapped(file, view.root)));
     let anonymous = vma.backing.is_anonymous();
+    let kind: &[u8] = if anonymous { b"[anon:" } else { b"[anon_shmem:" };
+    let own = memory.vma_name(vma).map(|own| [kind, &own, b"]"].concat());
     let name = match &path {
         Some(path) => path.as_slice(),
+        None if let Some(own) = &own => own.as_slice(),
         None if !anonymous => SHARED,
         None if start <= stack && stack < end => b"[stack]",
         None if start < heap.end && end > heap.start => b"[heap]",
@@ -200,6 +203,7 @@ pub fn figures(memory: &UserSpace) -> Memory {
         size: stats.mapped,
         locked: stats.locked,
         pinned: 0,
+        denies_huge: memory.engine.limits().large_folios == LargeFolios::None,
         peak_resident: stats.peak_rss,
         anonymous: stats.anon,
         file: stats.file,

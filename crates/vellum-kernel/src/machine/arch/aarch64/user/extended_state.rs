@@ -89,6 +89,17 @@ impl ExtendedState {
         self.thread_pointer = value;
     }
 
+    /// Returns whether user mode may not read the time-stamp counter: it always may.
+    pub fn denies_tsc(&self) -> bool {
+        false
+    }
+
+    /// Sets whether user mode may not read the time-stamp counter. Returns false if the
+    /// architecture can't.
+    pub fn deny_tsc(&mut self, denies: bool) -> bool {
+        !denies
+    }
+
     /// Saves the extended registers of this CPU into this state.
     pub fn save(&mut self) {
         // SAFETY: the assembly code writes this structure, whose layout it knows.

@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use x86_64::VirtAddr;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
@@ -30,17 +30,35 @@ pub struct ExtendedState {
     pub fs: u64,
     /// The GS base. User mode can't change it, so it is always current.
     pub gs: u64,
+    /// True if user mode may not read the time-stamp counter (`PR_SET_TSC`).
+    denies_tsc: bool,
 }
+
+/// True once a thread may not read the time-stamp counter: until then no CPU need look.
+static TSC_DENIED: AtomicBool = AtomicBool::new(false);
 
 impl ExtendedState {
     /// Returns the state in which a program starts.
     pub const fn new() -> Self {
-        Self { vector: State::new(), fs: 0, gs: 0 }
+        Self { vector: State::new(), fs: 0, gs: 0, denies_tsc: false }
     }
 
     /// Sets the thread pointer.
     pub fn set_thread_pointer(&mut self, value: u64) {
         self.fs = value;
+    }
+
+    /// Returns whether user mode may not read the time-stamp counter.
+    pub fn denies_tsc(&self) -> bool {
+        self.denies_tsc
+    }
+
+    /// Sets whether user mode may not read the time-stamp counter, from the next
+    /// [`Self::restore`] on. Returns false if the architecture can't.
+    pub fn deny_tsc(&mut self, denies: bool) -> bool {
+        self.denies_tsc = denies;
+        TSC_DENIED.fetch_or(denies, Relaxed);
+        true
     }
 
     /// Saves this CPU's registers.
@@ -52,6 +70,10 @@ impl ExtendedState {
     pub fn restore(&self) {
         self.vector.restore();
         self.restore_bases();
+        if TSC_DENIED.load(Relaxed) {
+            // SAFETY: the flag concerns user mode alone, which gets an exception then.
+            unsafe { Cr4::update(|cr4| cr4.set(Cr4Flags::TIMESTAMP_DISABLE, self.denies_tsc)) };
+        }
     }
 
     /// Loads only the FS and GS bases on this CPU.
