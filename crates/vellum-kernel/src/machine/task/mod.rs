@@ -15,23 +15,21 @@
 //! | [`context`] | a thread's registers and private state, and what it inherits |
 //! | [`process`] | processes: what the threads of a program share, and the process tree |
 //! | [`life`] | the states of a process |
-//! | [`count`] | the number of threads, in all and by user |
-//! | [`allowance`] | the CPU time limit of a process (`RLIMIT_CPU`) |
+//! | [`limits`] | the limits of CPU time and of the number of threads |
 //! | [`usage`] | the resources that a thread has used |
 //! | [`signal`] | signals: sending |
 //! | [`deliver`] | signals: delivery |
 //! | [`futex`] | futexes |
 
-pub mod allowance;
 pub mod background;
 pub mod blocked;
 pub mod collapse;
 pub mod context;
-pub mod count;
 pub mod deliver;
 pub mod executor;
 pub mod futex;
 pub mod life;
+pub mod limits;
 pub mod oom;
 pub mod percpu;
 pub mod process;

@@ -11,8 +11,8 @@ use crate::mem::payer::Shared;
 use crate::mem::space::SpaceUser;
 use crate::mem::{UserSpace, now_ns};
 use crate::task::Thread;
-use crate::task::count::Counted;
 use crate::task::life::Life;
+use crate::task::limits::count::Counted;
 use crate::task::signal::{self, Info, Signals};
 use crate::task::timer::Timers;
 use crate::task::usage::Usage;
@@ -112,7 +112,7 @@ pub struct Process {
     /// The resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
     /// True if the task that enforces the CPU time limit runs
-    /// ([`allowance`](crate::task::allowance)).
+    /// ([`allowance`](crate::task::limits::allowance)).
     pub watched: AtomicBool,
     /// The process's timers.
     pub timers: Mutex<Timers>,

@@ -5,7 +5,8 @@
 
 use crate::files::{contents, shm, writeback};
 use crate::mem::reclaim;
-use crate::task::{count, process as processes};
+use crate::task::limits::count;
+use crate::task::process as processes;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
