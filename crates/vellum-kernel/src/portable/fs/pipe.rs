@@ -68,6 +68,12 @@ impl Pipe {
     /// `ENXIO`: with `O_WRONLY | O_NONBLOCK`, if no reader is open. `EINVAL`: an invalid access
     /// mode.
     pub fn open(self: &Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno> {
+        self.open_end(flags, true)
+    }
+
+    /// Opens ends as [`Pipe::open`] does. The end of a pipe that is no FIFO waits for no other end,
+    /// as when `/dev/fd` names it.
+    fn open_end(self: &Arc<Self>, flags: u32, is_fifo: bool) -> Result<Arc<dyn File>, Errno> {
         let (reads, writes) = match flags & O_ACCMODE {
             O_RDONLY => (true, false),
             O_WRONLY => (false, true),
@@ -75,11 +81,12 @@ impl Pipe {
             _ => return Err(Errno::EINVAL),
         };
         let mut state = self.state.lock();
-        if writes && !reads && flags & O_NONBLOCK != 0 && state.readers == 0 {
+        if is_fifo && writes && !reads && flags & O_NONBLOCK != 0 && state.readers == 0 {
             return Err(Errno::ENXIO);
         }
         let peers = if reads { state.writers } else { state.readers };
-        let peer_opens_before = (peers == 0 && !(reads && writes)).then_some(state.opened[usize::from(reads)]);
+        let waits = is_fifo && peers == 0 && !(reads && writes);
+        let peer_opens_before = waits.then_some(state.opened[usize::from(reads)]);
         state.readers += u32::from(reads);
         state.writers += u32::from(writes);
         state.opened[0] += u64::from(reads);
@@ -251,7 +258,7 @@ impl AnonymousPipe {
     /// Errors of [`Pipe::open`], none of which occurs for a new pipe.
     pub fn create(inode: u64, uid: u32, gid: u32) -> Result<NewPipe, Errno> {
         let pipe = Arc::new(Pipe::default());
-        let (reader, writer) = (pipe.open(O_RDONLY)?, pipe.open(O_WRONLY)?);
+        let (reader, writer) = (pipe.open_end(O_RDONLY, false)?, pipe.open_end(O_WRONLY, false)?);
         let mut meta = Meta::new(Device { major: 0, minor: 10 }, inode, Kind::Fifo, 0o600);
         (meta.uid, meta.gid) = (uid, gid);
         Ok(NewPipe { inode: Arc::new(AnonymousPipe { pipe, meta: Mutex::new(meta) }), reader, writer })
@@ -272,7 +279,7 @@ impl Inode for AnonymousPipe {
     }
 
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno> {
-        self.pipe.open(flags)
+        self.pipe.open_end(flags, false)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -366,6 +373,18 @@ mod tests {
         drop(to);
         assert!(from.connected(), "the writer was open in between");
         assert!(fifo.open(O_RDWR).unwrap().connected());
+    }
+
+    #[test]
+    fn an_anonymous_pipe_opens_though_the_other_end_is_closed() {
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
+        writer.write(0, &mut &b"x"[..]).unwrap();
+        drop(writer);
+        let again = inode.clone().open(O_RDONLY).unwrap();
+        assert!(again.connected());
+        assert_eq!((read(&again, 9).unwrap(), read(&again, 9).unwrap()), (vec![b'x'], vec![]));
+        drop((reader, again));
+        assert!(inode.open(O_WRONLY | O_NONBLOCK).unwrap().connected());
     }
 
     #[test]
