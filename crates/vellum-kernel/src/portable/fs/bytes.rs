@@ -69,6 +69,16 @@ impl Bytes {
         }
     }
 
+    /// Removes the last bytes, so that at most `len` are left.
+    pub fn truncate(&mut self, len: usize) {
+        if len == 0 {
+            *self = Self::default();
+        } else if len < self.len {
+            self.len = len;
+            self.pages.truncate((self.consumed + len).div_ceil(PAGE));
+        }
+    }
+
     /// Returns free room behind the last byte: at least one byte, at most a page. The caller fills
     /// the beginning, and then calls [`Bytes::add`].
     ///
@@ -101,6 +111,28 @@ impl Bytes {
 mod tests {
     use super::*;
     use std::vec::Vec;
+
+    #[test]
+    fn truncation_keeps_the_first_bytes_and_their_pages_alone() {
+        let mut bytes = Bytes::default();
+        for _ in 0..3 {
+            let room = bytes.room().unwrap();
+            room.fill(7);
+            let count = room.len();
+            bytes.add(count);
+        }
+        bytes.drop_first(1000);
+        bytes.truncate(20_000);
+        assert_eq!((bytes.len(), bytes.pages.len()), (3 * PAGE - 1000, 3));
+        bytes.truncate(PAGE - 1000);
+        assert_eq!((bytes.len(), bytes.pages.len(), bytes.first().len()), (PAGE - 1000, 1, PAGE - 1000));
+        bytes.room().unwrap()[0] = 9;
+        bytes.add(1);
+        bytes.drop_first(PAGE - 1000);
+        assert_eq!(bytes.first(), [9]);
+        bytes.truncate(0);
+        assert_eq!((bytes.len(), bytes.pages.len()), (0, 0));
+    }
 
     #[test]
     fn bytes_come_out_in_the_order_of_their_coming() {

@@ -23,6 +23,7 @@ pub mod number {
     pub const URANDOM: Device = Device { major: 1, minor: 9 };
     pub const TTY: Device = Device { major: 5, minor: 0 };
     pub const CONSOLE: Device = Device { major: 5, minor: 1 };
+    pub const PTMX: Device = Device { major: 5, minor: 2 };
 }
 
 /// The size of the buffer on the stack through which bytes are copied.

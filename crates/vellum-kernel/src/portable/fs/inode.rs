@@ -88,10 +88,10 @@ pub trait Inode: Send + Sync + Any {
     }
 
     /// Returns the file that handles reads and writes, opened with the `flags` of `open`. It is not
-    /// called for directories, symbolic links and character devices.
+    /// called for directories, symbolic links, and devices with a driver.
     ///
     /// # Errors
-    /// `ENXIO`: it can't be opened with these flags.
+    /// `ENXIO`: it can't be opened with these flags, or is a device without a driver.
     fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno>;
 
     /// Returns the operations of a directory, or `None` for other kinds.

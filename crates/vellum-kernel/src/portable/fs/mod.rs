@@ -25,6 +25,7 @@
 //! | [`text`] | files whose contents are generated when they are read |
 //! | [`pseudo`] | directories of generated files, for `/proc`, `/sys` and cgroup2 |
 //! | [`cgroup`] | the cgroup2 file system |
+//! | [`tty`] | terminals |
 //! | [`archive`] | the initramfs |
 
 pub mod archive;
@@ -50,6 +51,7 @@ pub mod pseudo;
 pub mod table;
 pub mod text;
 pub mod tree;
+pub mod tty;
 pub mod uffd;
 pub mod write_access;
 

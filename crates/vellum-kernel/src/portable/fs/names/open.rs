@@ -124,8 +124,7 @@ impl View<'_> {
         let meta = inode.meta();
         match meta.kind {
             Kind::Directory => Ok(None),
-            Kind::Char | Kind::Block => {
-                let open = self.names.driver((meta.kind, meta.special)).ok_or(Errno::ENXIO)?;
+            Kind::Char | Kind::Block if let Some(open) = self.names.driver((meta.kind, meta.special)) => {
                 open(flags).map(Some)
             }
             _ => inode.clone().open(flags).map(Some),
