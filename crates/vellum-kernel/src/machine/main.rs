@@ -126,6 +126,7 @@ use core::panic::PanicInfo;
 use mem::Machine;
 use vellum_kernel::boot::Boot;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::tty::terminal::Window;
 use vellum_kernel::parse::{self, BootOption};
 
 /// The first Rust function. `arch::boot` calls it once, with interrupts off, on the boot CPU's
@@ -231,7 +232,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let roots = files::root::unpack(boot.archive)?;
     files::kinds::init(roots).map_err(|_| "the root file system can't be set up")?;
     mem::space::init().map_err(|_| "no memory")?;
-    follow_options()?;
+    let window = follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
         let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
         parse::strings(&bytes)
@@ -243,7 +244,8 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     let path = arguments.remove(0);
     serial::stdio::init();
     let program = files::from_root(|view| files::executable(&view, &path, true)).and_then(sys::program::Program::open);
-    let started = program.and_then(|program| sys::process::first(program, &path, &arguments, &words(".vellum/env")));
+    let environment = words(".vellum/env");
+    let started = program.and_then(|program| sys::process::first(program, &path, (&arguments, &environment), window));
     if let Err(error) = started {
         refuse(&path, error);
         return Ok(());
@@ -254,8 +256,10 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     task::executor::run()
 }
 
-/// Applies the options in the archive: lines of the form `key=value`.
-fn follow_options() -> Result<(), &'static str> {
+/// Applies the options in the archive: lines of the form `key=value`. Returns the size of the
+/// window of the first program's terminal, if it has one.
+fn follow_options() -> Result<Option<Window>, &'static str> {
+    let mut window = None;
     let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
     let make_file = |store: &mem::swap::Store| files::make_block_device(store.path, store.number);
     parse::boot_options(&options).try_for_each(|option| match option? {
@@ -275,7 +279,12 @@ fn follow_options() -> Result<(), &'static str> {
         BootOption::RamDisk(bytes) => {
             files::block::init_memory(bytes).map_err(|_| "not enough memory for the disk in memory")
         }
-    })
+        BootOption::Terminal { rows, columns } => {
+            window = Some([rows, columns, 0, 0]);
+            Ok(())
+        }
+    })?;
+    Ok(window)
 }
 
 /// Reports that the program cannot be executed, with the exit status that a shell would return.

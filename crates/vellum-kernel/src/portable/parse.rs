@@ -67,6 +67,14 @@ pub enum BootOption {
     Time(u64),
     /// `root=folder` or `root=disk`: the root file system is at PCI slot [`ROOT`].
     Root(Root),
+    /// `terminal=ROWS,COLUMNS`: the first program's standard streams are a terminal of this size,
+    /// which the host shows.
+    Terminal {
+        /// The rows of its window.
+        rows: u16,
+        /// The columns of its window.
+        columns: u16,
+    },
 }
 
 /// The host's form of the root file system.
@@ -111,6 +119,13 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
                 .map(BootOption::Time)
                 .map_err(|_| "invalid time in `time=NANOSECONDS`: not a decimal number");
         }
+        if let Some(size) = line.strip_prefix(b"terminal=") {
+            let mut numbers = size.split(|byte| *byte == b',').map(number::<u16>);
+            return match (numbers.next(), numbers.next(), numbers.next()) {
+                (Some(Ok(rows)), Some(Ok(columns)), None) => Ok(BootOption::Terminal { rows, columns }),
+                _ => Err("invalid size in `terminal=ROWS,COLUMNS`: not two numbers below 65536"),
+            };
+        }
         match line {
             b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
             b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
@@ -118,7 +133,8 @@ pub fn boot_options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'st
             b"root=folder" => Ok(BootOption::Root(Root::Folder)),
             b"root=disk" => Ok(BootOption::Root(Root::Disk)),
             _ => Err("unknown boot option: only `swap=BYTES`, `swap-disk=`, `swap-disk=checked`, `disk=`, \
-                      `ram-disk=BYTES`, `time=NANOSECONDS`, `root=folder` and `root=disk` are known"),
+                      `ram-disk=BYTES`, `time=NANOSECONDS`, `root=folder`, `root=disk` and \
+                      `terminal=ROWS,COLUMNS` are known"),
         }
     })
 }
@@ -160,8 +176,10 @@ mod tests {
             Ok(BootOption::RamDisk(8192)),
             Ok(BootOption::Root(Root::Folder)),
             Ok(BootOption::Time(1 << 60)),
+            Ok(BootOption::Terminal { rows: 24, columns: 80 }),
         ];
-        let lines = b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\nroot=folder\ntime=1152921504606846976\n";
+        let lines = b"swap=4096\nswap-disk=checked\ndisk=\nram-disk=8192\nroot=folder\ntime=1152921504606846976\n\
+            terminal=24,80\n";
         assert_eq!(read(lines), expected);
         assert!(
             read(b"").is_empty()
@@ -170,6 +188,8 @@ mod tests {
                 && read(b"root=/")[0].is_err()
                 && read(b"ram-disk=")[0].is_err()
                 && read(b"time=-1")[0].is_err()
+                && read(b"terminal=24")[0].is_err()
+                && read(b"terminal=24,80,1")[0].is_err()
         );
         assert_eq!(strings(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
         assert!(strings(b"").is_empty() && strings(b"\0") == [b""]);

@@ -2,7 +2,7 @@
 
 use super::root::Roots;
 use super::stream;
-use super::{Host, begin, cgroupfs, ext4, proc, sys};
+use super::{Host, begin, cgroupfs, ext4, proc, sys, terminals};
 use crate::arch::random::random;
 use crate::mem::storage_task;
 use crate::task::time;
@@ -38,8 +38,8 @@ pub fn init(roots: Roots) -> Result<(), Errno> {
         let (source, on, kind): (&[u8], &[u8], &[u8]) = (b"tmpfs", b"/dev", b"tmpfs");
         mount(&view, &Mounting { source, on, kind, options: b"mode=755", read_only: false })?;
     }
-    let directories: [(&[u8], u32); 4] =
-        [(b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
+    let directories: [(&[u8], u32); 5] =
+        [(b"/dev/shm", 0o1777), (b"/dev/pts", 0o755), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
     directories.iter().try_for_each(|(path, mode)| make(path, *mode))?;
     let device = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| random() as u8)));
     let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
@@ -53,6 +53,20 @@ pub fn init(roots: Roots) -> Result<(), Errno> {
         view.make(path, Kind::Char, 0o666, number, &[])?;
         names.add_device(number, file)?;
     }
+    terminals::add_drivers(&names)?;
+    let terminals: [(&[u8], Device, u32); 3] = [
+        (b"/dev/tty", number::TTY, 0o666),
+        (b"/dev/ptmx", number::PTMX, 0o666),
+        (b"/dev/console", number::CONSOLE, 0o600),
+    ];
+    terminals.iter().try_for_each(|(path, number, mode)| view.make(path, Kind::Char, *mode, *number, &[]))?;
+    let links: [(&[u8], &[u8]); 4] = [
+        (b"/dev/fd", b"/proc/self/fd"),
+        (b"/dev/stdin", b"/proc/self/fd/0"),
+        (b"/dev/stdout", b"/proc/self/fd/1"),
+        (b"/dev/stderr", b"/proc/self/fd/2"),
+    ];
+    links.iter().try_for_each(|(path, target)| view.make(path, Kind::Link, 0o777, Device::default(), target))?;
     mount_first(&view)?;
     time::set_input(|| {
         stream::tell();
@@ -75,6 +89,7 @@ fn root(view: &View, mounting: &Mounting<'_>) -> Result<(Arc<dyn Inode>, &'stati
         b"proc" => Ok((proc::root()?, "proc")),
         b"sysfs" => Ok((sys::root()?, "sysfs")),
         b"cgroup2" => Ok((cgroupfs::root()?, "cgroup2")),
+        b"devpts" => Ok((terminals::root()?, "devpts")),
         b"tmpfs" => {
             let mode = parse::mount_mode(mounting.options)?.unwrap_or(0o1777);
             let folios = ShmemFolios::Own(tmpfs_folios(mounting.options)?);
@@ -93,7 +108,8 @@ fn tmpfs_folios(options: &[u8]) -> Result<ShmemKnob, Errno> {
 
 /// Mounts the file systems that exist from boot.
 fn mount_first(view: &View) -> Result<(), Errno> {
-    let first: [(&[u8], &[u8]); 3] = [(b"proc", b"/proc"), (b"sysfs", b"/sys"), (b"cgroup2", b"/sys/fs/cgroup")];
+    let first: [(&[u8], &[u8]); 4] =
+        [(b"proc", b"/proc"), (b"sysfs", b"/sys"), (b"cgroup2", b"/sys/fs/cgroup"), (b"devpts", b"/dev/pts")];
     first
         .iter()
         .try_for_each(|&(kind, on)| mount(view, &Mounting { source: kind, on, kind, options: b"", read_only: false }))

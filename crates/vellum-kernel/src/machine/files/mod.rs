@@ -7,6 +7,7 @@
 //! | [`ext4`] | ext4 on a block device |
 //! | [`writeback`] | the tasks that read, and that write dirty pages |
 //! | [`user`] | user buffers of reads and writes |
+//! | [`terminals`] | terminals: their devices, and the terminal of the host's user |
 //! | [`stream`] | the first program's standard streams, over the serial port |
 //! | [`root`] | the root file system |
 //! | [`kinds`] | file-system types, and mounting them |
@@ -28,6 +29,7 @@ pub mod root;
 pub mod shm;
 pub mod stream;
 pub mod sys;
+pub mod terminals;
 pub mod uffd;
 pub mod user;
 pub mod writeback;
@@ -119,14 +121,20 @@ pub fn closed(process: u32, open: &Open) {
     }
 }
 
-/// Returns the file table of the first program: its three standard streams, and the root as current
-/// directory.
+/// Returns the file table of the first program: its three standard streams, or the terminal of the
+/// host's user in their place, and the root as current directory.
 ///
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn first() -> Result<Files, Errno> {
+pub fn first(terminal: Option<Open>) -> Result<Files, Errno> {
     let mut table = Table::default();
+    if let Some(open) = terminal.map(Arc::new) {
+        for _ in 0..3 {
+            table.add(Slot { open: open.clone(), close_on_exec: false }, 0, 1024)?;
+        }
+        return Ok(Files::new(table, world().root.clone(), 0o022));
+    }
     let streams = [(Stream::Input, O_RDONLY), (Stream::Output, O_WRONLY), (Stream::Errors, O_WRONLY)];
     for (stream, flags) in streams {
         table.add(Slot { open: device::open(Arc::new(stream), flags), close_on_exec: false }, 0, 1024)?;

@@ -1,4 +1,5 @@
-//! Connects the first program's standard streams to the host, over the serial port.
+//! Connects the first program's standard streams to the host, over the serial port; or the host's
+//! terminal ([`super::terminals`]).
 //!
 //! The port is read only as fast as the program reads: the rest stays in the port's FIFO, and then
 //! with the host. The port raises an interrupt when input reaches its empty FIFO, so a thread that
@@ -9,6 +10,7 @@ use core::any::Any;
 use linux_raw_sys::general::{POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::tty::terminal::Window;
 use vellum_kernel::fs::{File, Sink, Source};
 use vellum_kernel::stdio::StdinDecoder;
 use vellum_kernel::wait::Queue;
@@ -48,6 +50,38 @@ impl Arrived {
             }
         }
         &self.bytes[self.first..self.end]
+    }
+}
+
+/// What the host sent.
+pub enum Arrival {
+    /// The size of the window of the host's terminal.
+    Window(Window),
+    /// So many bytes of input.
+    Bytes(usize),
+    /// The end of the input.
+    End,
+}
+
+/// Returns the queue that is woken when the host has sent something.
+pub fn arrivals() -> &'static Queue {
+    &READERS
+}
+
+/// Takes what the host sent next, and stores input in `to`. Returns `None` if there is nothing.
+pub fn take(to: &mut [u8]) -> Option<Arrival> {
+    let mut arrived = ARRIVED.lock();
+    let input = arrived.look();
+    let count = input.len().min(to.len());
+    to[..count].copy_from_slice(&input[..count]);
+    arrived.first += count;
+    // Input that came before the end of a resize is shown at either size.
+    if count > 0 {
+        return Some(Arrival::Bytes(count));
+    }
+    match arrived.frames.take_window() {
+        Some(window) => Some(Arrival::Window(window)),
+        None => arrived.frames.is_eof().then_some(Arrival::End),
     }
 }
 

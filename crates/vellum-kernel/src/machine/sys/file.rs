@@ -2,7 +2,7 @@
 //! `close` and the like.
 
 use super::sync::write_pages;
-use super::{Answer, lock};
+use super::{Answer, lock, terminal};
 use crate::files;
 use crate::files::contents;
 use crate::files::user::UserBytes;
@@ -168,8 +168,8 @@ pub async fn lseek(thread: &Arc<Thread>, fd: u64, offset: u64, whence: u64) -> A
     open.seek(offset as i64, whence as u32)
 }
 
-/// Implements the `ioctl` requests that every file has. No file is a terminal.
-pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
+/// Implements `ioctl`: the requests that every file has, and those of its kind.
+pub fn ioctl(thread: &Arc<Thread>, fd: u64, request: u64, argument: u64) -> Answer {
     let open = open_of(thread, fd)?;
     let set_close_on_exec = |on| thread.files().table.lock().set_close_on_exec(fd as u32, on).map(|()| 0);
     match request as u32 {
@@ -192,7 +192,10 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
         ioctl::FIOASYNC => uaccess::read(&thread.memory(), argument, &mut [0; 4]).map(|()| 0),
         ioctl::FIOCLEX => set_close_on_exec(true),
         ioctl::FIONCLEX => set_close_on_exec(false),
-        other => open.file()?.request(other, argument),
+        other => match terminal::end_of(&open) {
+            Some(end) => terminal::ioctl(thread, &end, other, argument),
+            None => open.file()?.request(other, argument),
+        },
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`mod@select`] | `select` and `poll` |
 //! | [`epoll`] | `epoll` |
 //! | [`inotify`] | `inotify` |
+//! | [`terminal`] | terminals |
 //! | [`mod@lock`] | `flock` and record locks |
 //! | [`socket`] | sockets: names, connections, options |
 //! | [`message`] | sending and receiving |
@@ -73,6 +74,7 @@ pub mod socket;
 pub mod swap;
 pub mod sync;
 mod table;
+pub mod terminal;
 pub mod timer;
 pub mod timerfd;
 pub mod transfer;

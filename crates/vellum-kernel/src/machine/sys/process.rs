@@ -6,7 +6,7 @@ use crate::arch::cause::Cause;
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::println;
 use crate::arch::serial::stdio;
-use crate::files::{self, cgroupfs};
+use crate::files::{self, cgroupfs, terminals};
 use crate::mem::spaces;
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::task::context::Context;
@@ -16,7 +16,7 @@ use crate::task::limits::allowance;
 use crate::task::limits::count::Counted;
 use crate::task::process::{FIRST, TasklistLock, count_one, find, new_number};
 use crate::task::signal::COUNT;
-use crate::task::{Process, Thread, collapse, executor, futex};
+use crate::task::{Process, Thread, collapse, executor, futex, job};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -25,13 +25,20 @@ use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Open;
 use vellum_kernel::fs::lock::Owner;
+use vellum_kernel::fs::tty::terminal::Window;
 
-/// Starts the first program (Linux's init). When it exits, the machine stops.
+/// Starts the first program (Linux's init), whose standard streams are a terminal if there is a
+/// `window`. When it exits, the machine stops.
 ///
 /// # Errors
 ///
 /// Those of `execve`.
-pub fn first(file: Program, path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
+pub fn first(
+    file: Program,
+    path: &[u8],
+    (arguments, environment): (&[Vec<u8>], &[Vec<u8>]),
+    window: Option<Window>,
+) -> Result<(), Errno> {
     let everybodys = Process::new(&TasklistLock::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let open = |path: &[u8]| Program::open(files::from_root(|view| files::executable(&view, path, true))?);
@@ -39,11 +46,16 @@ pub fn first(file: Program, path: &[u8], arguments: &[Vec<u8>], environment: &[V
     let file = program::interpret(file, &mut loaded, &mut arguments, open)?;
     let strings = Strings { path: &loaded, arguments: &arguments, environment };
     let (memory, registers) = program::load(&file, &strings, &limits, &Credentials::root(), false, open)?;
-    let files = Arc::new(files::first()?);
+    let terminal = window.map(terminals::begin_host).transpose()?;
+    let controls = terminal.as_ref().and_then(terminals::of);
+    let files = Arc::new(files::first(terminal)?);
     let pid = new_number();
     let process = Process::new(&TasklistLock::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
+    if let Some(terminal) = controls {
+        job::take_terminal(&process, &terminal, false);
+    }
     *process.files.lock() = Some(files.clone());
     let context = Context::new(memory, files.clone(), registers);
     let thread = Thread::new(pid, &process, context, Counted::new(0, u64::MAX)?, None);
@@ -63,6 +75,7 @@ pub fn first(file: Program, path: &[u8], arguments: &[Vec<u8>], environment: &[V
                 Cause::END.note();
                 let status = child.life.lock().shell_status();
                 files::writeback::finish().await;
+                terminals::flush_host();
                 stdio::send(stdio::Frame::Exit, &status.to_le_bytes());
                 println!("the program ended with status {status}: {}", mem::CounterSummary);
                 stop(Outcome::Success);
@@ -263,10 +276,15 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     context.memory = UserSpace::empty();
     context.files = files::none();
     if last {
-        *process.files.lock() = None;
+        // Closing files takes other locks.
+        let files = process.files.lock().take();
+        drop(files);
         files::locks().release_all(Owner::Process(process.pid), None);
     }
     thread.unblock_creator();
+    if last {
+        job::process_ends(process);
+    }
     process.thread_ended(thread);
 }
 
@@ -294,30 +312,47 @@ pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
     if (group as i32) < 0 {
         return Err(Errno::EINVAL);
     }
+    // The tasklist lock keeps the group alive until the process has joined it.
+    let _tasklist = TasklistLock::lock();
     let process = process_of(thread, pid)?;
-    let is_child = process.parent_pid() == thread.process.pid;
-    if process.pid != thread.process.pid && !is_child {
+    let session = process.session.load(Ordering::Relaxed);
+    let own_session = thread.process.session.load(Ordering::Relaxed);
+    if process.parent_pid() == thread.process.pid {
+        if session != own_session {
+            return Err(Errno::EPERM);
+        }
+        if process.has_executed.load(Ordering::Relaxed) {
+            return Err(Errno::EACCES);
+        }
+    } else if process.pid != thread.process.pid {
         return Err(Errno::ESRCH);
     }
-    if process.session.load(Ordering::Relaxed) == process.pid {
+    if job::leads_session(&process) {
         return Err(Errno::EPERM);
     }
     let group = if group == 0 { process.pid } else { group as u32 };
-    let exists = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group;
-    if group != process.pid && !crate::task::process::all().any(|process| exists(&process)) {
+    if group != process.pid && !is_group_of(session, group) {
         return Err(Errno::EPERM);
     }
     process.group.store(group, Ordering::Relaxed);
     Ok(0)
 }
 
+/// Returns whether a process of a group is in a session.
+pub fn is_group_of(session: u32, group: u32) -> bool {
+    job::members(group).any(|member| member.session.load(Ordering::Relaxed) == session)
+}
+
 /// Implements `setsid`.
 pub fn setsid(thread: &Thread) -> Answer {
     let process = &thread.process;
-    if process.group.load(Ordering::Relaxed) == process.pid {
+    let _tasklist = TasklistLock::lock();
+    if job::members(process.pid).next().is_some() {
         return Err(Errno::EPERM);
     }
     process.group.store(process.pid, Ordering::Relaxed);
     process.session.store(process.pid, Ordering::Relaxed);
+    let terminal = process.terminal.lock().take();
+    drop(terminal);
     Ok(process.pid.into())
 }

@@ -303,6 +303,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.end_others(thread).await?;
     super::process::let_go_of_memory(thread);
     process.signals.lock().reset_for_exec();
+    process.has_executed.store(true, core::sync::atomic::Ordering::Relaxed);
     process.timers.lock().retain(|number, _| timer::is_interval(*number));
     thread.traits.lock().credentials = Arc::new(own);
     crate::mem::space::unload();

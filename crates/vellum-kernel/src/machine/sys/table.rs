@@ -11,7 +11,7 @@ use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, inotify, lock, memory, message, misc, mount, path, pidfd,
     policy, prctl, process, program, remote, schedule, seccomp, select, shm, signal, signalfd, size, socket, swap,
-    sync, timer, timerfd, transfer, wait,
+    sync, terminal, timer, timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -101,8 +101,7 @@ system_calls! {
         __NR_shmctl: Full => shm::control(thread, a[0], a[1], a[2]);
         __NR_membarrier: Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ") => misc::membarrier(thread, a[0], a[1]);
 
-        __NR_read: Partial("standard input is empty"), AfterHandlers
-            => transfer::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_read: Full, AfterHandlers => transfer::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
         __NR_readv: Full, AfterHandlers => transfer::read(thread, a[0], Memory::Many(a[1], a[2]), None).await;
         __NR_pread64: Full => transfer::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
         __NR_preadv: Full => transfer::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
@@ -124,7 +123,7 @@ system_calls! {
             => file::fcntl(thread, a[0], a[1], a[2]).await;
         __NR_flock: Full, AfterHandlers => lock::flock(thread, a[0], a[1]).await;
         __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]).await;
-        __NR_ioctl: Partial("nothing is a terminal") => file::ioctl(thread, a[0], a[1], a[2]);
+        __NR_ioctl: Partial("of terminals none of modems"), AfterHandlers => file::ioctl(thread, a[0], a[1], a[2]);
         __NR_fsync: Full => sync::fsync(thread, a[0]).await;
         __NR_fdatasync: Full => sync::fsync(thread, a[0]).await;
         __NR_sync_file_range: Full => sync::range(thread, a[0], a[1], a[2], a[3]).await;
@@ -257,6 +256,7 @@ system_calls! {
         __NR_getsid: Full => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into());
         __NR_setpgid: Full => process::setpgid(thread, a[0], a[1]);
         __NR_setsid: Full => process::setsid(thread);
+        __NR_vhangup: Full => terminal::vhangup(thread);
 
         __NR_getuid: Full => Ok(thread.credentials().uids[id_index::REAL].into());
         __NR_geteuid: Full => Ok(thread.credentials().uids[id_index::EFFECTIVE].into());

@@ -4,7 +4,7 @@ use super::Answer;
 use super::file::open_of;
 use super::pieces::may_go_on;
 use super::sync::{self, make_room, write_range};
-use super::{message, socket};
+use super::{message, socket, terminal};
 use crate::files::user::{MOST, UserBytes};
 use crate::mem::thread::BlockedOn;
 use crate::mem::{payer, uaccess};
@@ -78,8 +78,13 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
 
 /// Reads from the file's offset, or from another.
 async fn read_to(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, at: Option<u64>) -> Result<usize, Errno> {
-    if at.is_none() && !open.is_always_ready() && socket_of(open).is_ok() {
-        return message::receive(thread, open, to, 0).await.map(|received| received.count);
+    if at.is_none() && !open.is_always_ready() {
+        if socket_of(open).is_ok() {
+            return message::receive(thread, open, to, 0).await.map(|received| received.count);
+        }
+        if let Some(read) = terminal::read(thread, open, to).await {
+            return read;
+        }
     }
     let (all, waits) = (to.room(), TransferWaits(thread));
     write_range(thread, open, at.unwrap_or_else(|| open.offset()), all).await?;

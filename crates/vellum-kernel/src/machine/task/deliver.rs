@@ -5,6 +5,7 @@ use crate::arch::frame;
 use crate::arch::serial::println;
 use crate::arch::types::{Handler, Raised};
 use crate::mem::uaccess;
+use crate::task::job;
 use crate::task::life::Life;
 use crate::task::run::{Restart, SystemCalls};
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
@@ -30,13 +31,14 @@ pub async fn handle_alert<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
                 return false;
             }
         }
+        let continues = thread.process.continues.load(Ordering::Relaxed);
         let Some(info) = next(thread) else { break };
         let action = *thread.process.signals.lock().action(info.signal);
         match action.handler {
             1 => {}
             0 => match signal::default_of(info.signal) {
                 Default::End => thread.process.end(Life::Killed(info.signal)),
-                Default::Stop => thread.process.stop(info.signal),
+                Default::Stop => job::stop(&thread.process, info.signal, continues),
                 Default::Ignore | Default::Continue => {}
             },
             _ => retry_frame(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default(),

@@ -18,6 +18,7 @@
 //! | [`limits`] | the limits of CPU time and of the number of threads |
 //! | [`usage`] | the resources that a thread has used |
 //! | [`signal`] | signals: sending |
+//! | [`job`] | job control: process groups, sessions, and their terminals |
 //! | [`deliver`] | signals: delivery |
 //! | [`futex`] | futexes |
 
@@ -28,6 +29,7 @@ pub mod context;
 pub mod deliver;
 pub mod executor;
 pub mod futex;
+pub mod job;
 pub mod life;
 pub mod limits;
 pub mod oom;

@@ -20,7 +20,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::Add;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, MutexGuard, Once};
 use vellum::memcg::MemcgId;
@@ -29,6 +29,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
 use vellum_kernel::fs::poll::signalfd::SignalFds;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
+use vellum_kernel::fs::tty::terminal::Terminal;
 use vellum_kernel::wait::Queue;
 
 /// The number of the root process, the ancestor of all others: the kernel's own, without memory or
@@ -40,6 +41,14 @@ static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
 static TABLE: Shared<BTreeMap<u32, Arc<Process>>> = Shared::new(BTreeMap::new());
 /// The threads by number, without each process's first thread, which has the process's number.
 static THREADS: Shared<BTreeMap<u32, Weak<Thread>>> = Shared::new(BTreeMap::new());
+
+/// The number of stopped processes.
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether any process is stopped.
+pub fn is_any_stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed) > 0
+}
 
 /// Guard of the tasklist lock, which protects the process tree, the ends and the stops of
 /// processes. A parent's `wait` thereby sees each of these changes together with its signal, never
@@ -62,6 +71,15 @@ pub struct Process {
     pub group: AtomicU32,
     /// The number of its session.
     pub session: AtomicU32,
+    /// The controlling terminal.
+    pub terminal: Mutex<Option<Arc<Terminal>>>,
+    /// The group that was in the foreground when the terminal of this session's leader was hung up;
+    /// 0: none.
+    pub hung_up_group: AtomicU32,
+    /// True once the process has executed a program since it was created.
+    pub has_executed: AtomicBool,
+    /// The number of `SIGCONT` sent to it. Changed under the tasklist lock.
+    pub continues: AtomicU32,
     /// The parent, which waits for its end.
     pub parent: Mutex<Weak<Process>>,
     /// The children by number, including those that ended and are not reaped.
@@ -228,6 +246,10 @@ impl Process {
             pid,
             group: AtomicU32::new(of_parent(|p| &p.group)),
             session: AtomicU32::new(of_parent(|p| &p.session)),
+            terminal: Mutex::new(parent.and_then(|p| p.terminal.lock().clone())),
+            hung_up_group: AtomicU32::new(0),
+            has_executed: AtomicBool::new(false),
+            continues: AtomicU32::new(0),
             parent: Mutex::new(parent.map(Arc::downgrade).unwrap_or_default()),
             children: Mutex::default(),
             child_changed: Queue::new(),
@@ -341,7 +363,7 @@ impl Process {
     pub fn end(&self, life: Life) {
         let mut now = self.life.lock();
         if !now.is_over() {
-            *now = life;
+            self.change(&mut now, life);
         }
         drop(now);
         self.changed.wake_all();
@@ -351,17 +373,26 @@ impl Process {
         }
     }
 
+    /// Changes the state, and counts the process if it is stopped.
+    fn change(&self, life: &mut Life, next: Life) {
+        let is_stopped = |life: Life| matches!(life, Life::Stopped(..));
+        match (is_stopped(*life), is_stopped(next)) {
+            (false, true) => _ = STOPPED.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = STOPPED.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+        *life = next;
+    }
+
     /// Stops the process with a signal and notifies the parent.
-    pub fn stop(self: &Arc<Self>, signal: u32) {
-        let tasklist = TasklistLock::lock();
+    pub fn stop(self: &Arc<Self>, tasklist: &TasklistLock, signal: u32) {
         let mut life = self.life.lock();
         if life.is_over() {
             return;
         }
-        *life = Life::Stopped(signal, false);
+        self.change(&mut life, Life::Stopped(signal, false));
         drop(life);
-        self.notify_parent(&tasklist, abi::CLD_STOPPED, signal);
-        drop(tasklist);
+        self.notify_parent(tasklist, abi::CLD_STOPPED, signal);
         for thread in self.threads.lock().values() {
             thread.alert();
         }
@@ -373,7 +404,7 @@ impl Process {
         if !matches!(*life, Life::Stopped(..)) {
             return;
         }
-        *life = if tasklist.is_some() { Life::Continued } else { Life::Running };
+        self.change(&mut life, if tasklist.is_some() { Life::Continued } else { Life::Running });
         drop(life);
         self.changed.wake_all();
         if let Some(tasklist) = tasklist {
@@ -485,7 +516,7 @@ impl Process {
 
     /// Returns the process that receives the children: the nearest ancestor that is a child
     /// subreaper, or the root process (Linux: `find_new_reaper`).
-    fn reaper(&self) -> Option<Arc<Process>> {
+    pub(super) fn reaper(&self) -> Option<Arc<Process>> {
         let mut above = self.parent.lock().upgrade();
         while let Some(process) = above {
             if process.is_subreaper.load(Ordering::Relaxed) && !process.life.lock().is_over() {

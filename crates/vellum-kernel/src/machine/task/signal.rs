@@ -263,7 +263,10 @@ fn effects(
 ) {
     let stops = bit(abi::SIGSTOP) | bit(abi::SIGTSTP) | bit(abi::SIGTTIN) | bit(abi::SIGTTOU);
     let undone = match signal {
-        abi::SIGCONT => stops,
+        abi::SIGCONT => {
+            process.continues.fetch_add(1, Ordering::Relaxed);
+            stops
+        }
         abi::SIGKILL => 0,
         _ if stops & bit(signal) != 0 => bit(abi::SIGCONT),
         _ => return,

@@ -45,6 +45,7 @@ pub fn settings(bytes: &[u8]) {
             BootOption::Disk => "disk=\n".into(),
             BootOption::Root(Root::Folder) => "root=folder\n".into(),
             BootOption::Root(Root::Disk) => "root=disk\n".into(),
+            BootOption::Terminal { rows, columns } => format!("terminal={rows},{columns}"),
             BootOption::SwapDisk { checked } => format!("swap-disk={}", if checked { "checked" } else { "" }),
         };
         assert_eq!(boot_options(line.as_bytes()).collect::<Vec<_>>(), [Ok(option)]);

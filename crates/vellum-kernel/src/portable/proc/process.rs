@@ -85,6 +85,8 @@ pub struct Process<'a> {
     pub parent: u32,
     pub process_group: u32,
     pub session: u32,
+    /// The device number of the controlling terminal, and its foreground process group.
+    pub terminal: Option<(u32, i32)>,
     /// Real, effective, saved and file-system ID.
     pub uids: [u32; 4],
     pub gids: [u32; 4],
@@ -206,8 +208,9 @@ pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     let [user, system, child_user, child_system] = process.times;
     let [minor, child_minor, major, child_major] = process.faults;
     write!(text, "{} ({}) {} ", process.tid, process.name, process.state.letter())?;
-    // The process has no controlling terminal: its number is 0, and the foreground group -1.
-    write!(text, "{} {} {} 0 -1 ", process.parent, process.process_group, process.session)?;
+    let (terminal, foreground) = process.terminal.unwrap_or((0, -1));
+    write!(text, "{} {} {} ", process.parent, process.process_group, process.session)?;
+    write!(text, "{terminal} {foreground} ")?;
     write!(text, "4194304 {minor} {child_minor} {major} {child_major} {user} {system} {child_user} {child_system} ")?;
     write!(text, "20 0 {} 0 {} {} ", process.threads, process.started, memory.size)?;
     let [code_start, code_end] = memory.code_range;

@@ -208,6 +208,7 @@ fn described(
         caught |= if handler > 1 { bit(signal) } else { 0 };
     }
     let limits = *process.limits.lock();
+    let terminal = process.terminal.lock().clone();
     let files = process.files.lock().clone();
     let descriptors = files.as_ref().map_or(0, |files| files.table.lock().room());
     let own_pending = thread.as_ref().map_or(0, |thread| thread.pending.lock().set());
@@ -225,6 +226,7 @@ fn described(
         parent: process.parent_pid(),
         process_group: process.group.load(Relaxed),
         session: process.session.load(Relaxed),
+        terminal: terminal.map(|terminal| (terminal.device().number() as u32, terminal.foreground() as i32)),
         descriptors: descriptors as u32,
         memory: memory(&process),
         threads,

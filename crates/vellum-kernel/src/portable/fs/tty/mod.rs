@@ -13,9 +13,9 @@
 //! | file | subject |
 //! |---|---|
 //! | [`termios`] | the settings |
-//! | [`lines`] | input that was not read: complete lines, and the line being edited |
-//! | [`output`] | output and echo, on their way to the master |
-//! | [`discipline`] | the line discipline (Linux: `N_TTY`) |
+//! | `lines` | input that was not read: complete lines, and the line being edited |
+//! | `output` | output and echo, on their way to the master |
+//! | `discipline` | the line discipline (Linux: `N_TTY`) |
 //! | [`terminal`] | a pseudoterminal |
 //! | [`ends`] | the open files of its ends |
 //! | [`devpts`] | the file system that names the slaves |
