@@ -100,6 +100,7 @@ Examples:
   vellum run --icount --kernel-work -- ./hello          what the kernel executes for it, by system call
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
   vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
+  vellum run -t --root / -- bash                        a shell in this terminal, with the files of this machine
   vellum run --mem 256MiB --swap 1GiB -- ./large        uses more memory than the machine has
   vellum run --mem 256MiB --swap 64MiB --swap-disk 1GiB -- ./large
                                                         also swaps to a disk, once compressed memory is full

@@ -71,7 +71,7 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     let program = built(args.arch.programs())?.join("holds");
     let task = Task::counted(args.arch, 4 << 30, Some(1 << 30), program, vec![args.operation.clone()]);
     let mut output = Vec::new();
-    let end = task.run(&kernel, task.accel(&[&kernel]), None, empty(), &mut output, stderr())?;
+    let end = task.run(&kernel, task.accel(&[&kernel]).into(), empty(), &mut output, stderr())?;
     if !matches!(end.outcome, Outcome::Exited(0)) {
         bail!("the program failed");
     }

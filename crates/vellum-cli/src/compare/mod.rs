@@ -10,7 +10,7 @@ pub(crate) mod pair;
 pub(crate) mod show;
 
 use crate::run::work::show as work;
-use crate::run::{Accel, FAILED, Kernel, Outcome, Plugin, Task};
+use crate::run::{Accel, FAILED, Host, Kernel, Outcome, Plugin, Task};
 use anyhow::{Context, bail};
 use std::fs::File;
 use std::io::{self, Cursor, IsTerminal, Read, Write};
@@ -162,8 +162,8 @@ impl Side {
     /// Runs the program once. Keeps its output, and its standard error if it is the first run's.
     fn run(&mut self, task: &Task, accel: Accel, input: &[u8]) -> anyhow::Result<Outcome> {
         let (mut output, mut errors) = (Vec::new(), Vec::new());
-        let end =
-            task.run(&self.kernel, accel, self.plugin.as_ref(), Cursor::new(input.to_vec()), &mut output, &mut errors)?;
+        let host = Host { plugin: self.plugin.as_ref(), ..accel.into() };
+        let end = task.run(&self.kernel, host, Cursor::new(input.to_vec()), &mut output, &mut errors)?;
         if self.outputs.is_empty() {
             self.errors = String::from_utf8_lossy(&errors).into();
         }

@@ -91,6 +91,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         ram_disk: None,
         plugin: None,
         timeout: Some(ATTEMPT_LIMIT),
+        terminal: false,
     };
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)
 }

@@ -10,10 +10,10 @@ use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
 use super::plugin::{self, Plugin};
 use super::root::Root;
-use super::stdio;
+use super::{stdio, terminal};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -48,6 +48,8 @@ pub struct Machine<'a> {
     /// Counts the kernel's instructions by cause.
     pub plugin: Option<&'a Plugin>,
     pub timeout: Option<Duration>,
+    /// True if the program's streams are a terminal, which the host's terminal shows.
+    pub terminal: bool,
 }
 
 /// The result of a run.
@@ -218,16 +220,26 @@ impl Machine<'_> {
             bail!("QEMU was started without pipes");
         };
         self.kill_on_signal_or_timeout(&running.killer)?;
-        // Do not join this thread: it may wait for input that never comes. It ends with this
-        // process.
-        let send = move || {
-            thread::spawn(move || stdio::send(input, to));
+        // Restored at the end of this function, also if that comes by an error.
+        let mut raw = None;
+        let to = Arc::new(Mutex::new(to));
+        let send = || {
+            if self.terminal {
+                // Until now the host's terminal interrupts this command by Ctrl-C.
+                raw = terminal::Raw::begin();
+                // Without the signal the window keeps its size.
+                let _ = terminal::follow_window(to.clone());
+            }
+            // Do not join this thread: it may wait for input that never comes. It ends with this
+            // process.
+            thread::spawn(move || stdio::send(input, &to));
         };
         let received = stdio::receive(BufReader::new(from), output, errors, send);
         if let Err(error) = &received {
             running.killer.kill(Outcome::Failed(error.to_string()));
         }
         let (ended, stopped) = running.wait()?;
+        drop(raw);
         let outcome = match (received, stopped) {
             (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return Err(error).context("writing the output");
@@ -247,7 +259,7 @@ impl Machine<'_> {
 
     /// Kills QEMU on a signal to this command, or at the time limit.
     fn kill_on_signal_or_timeout(&self, killer: &Killer) -> anyhow::Result<()> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("listening for signals")?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).context("listening for signals")?;
         let by_signal = killer.clone();
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {

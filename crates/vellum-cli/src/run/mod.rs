@@ -14,6 +14,7 @@
 //! | [`root`] | the root file system |
 //! | [`release`] | the release of a Linux image |
 //! | [`symbols`] | function names for a kernel's backtrace |
+//! | [`terminal`] | the host's terminal |
 //! | [`stdio`] | the program's standard streams, in frames over a serial port |
 //! | [`work`] | kernel work by cause: what the plugin needs to know, and its tables |
 
@@ -29,6 +30,7 @@ mod release;
 mod root;
 pub(crate) mod stdio;
 mod symbols;
+mod terminal;
 pub(crate) mod work;
 
 use std::io::{self, Read, Write};
@@ -104,7 +106,8 @@ pub struct Task {
     ram_disk: Option<u64>,
 
     /// The root file system: a folder of this machine, or a file with an ext4. What the program
-    /// changes stays in the machine's memory, and is gone with it. PROGRAM is a path in it
+    /// changes stays in the machine's memory, and is gone with it. PROGRAM is a path in it, or the
+    /// name of a program in one of a folder's usual places
     #[arg(long, value_name = "DIR|IMAGE", value_parser = root::parse)]
     root: Option<root::Root>,
 
@@ -156,6 +159,11 @@ pub struct Args {
     /// Linux
     #[arg(long, value_name = "vellum|PATH", default_value = "vellum")]
     kernel: PathBuf,
+
+    /// Make the program's standard streams a terminal, which this one shows: with job control,
+    /// editing of lines, and the window's size. On the reference kernel only
+    #[arg(short = 't', long)]
+    tty: bool,
 
     #[command(flatten)]
     task: Task,
@@ -219,19 +227,20 @@ impl Task {
         plugin.inspect_err(|error| eprintln!("vellum: kernel work is not counted: {error:#}")).ok()
     }
 
-    /// Runs the program on a kernel, with these standard streams.
+    /// Runs the program on a kernel, with these standard streams; if the host has a terminal for
+    /// it, with one of the kernel's terminals, whose input and output they are.
     ///
     /// # Errors
     /// There is no such file or QEMU, or a system call fails.
     pub fn run(
         &self,
         kernel: &Kernel,
-        accel: Accel,
-        plugin: Option<&Plugin>,
+        host: Host<'_>,
         input: impl Read + Send + 'static,
         output: impl Write,
         errors: impl Write,
     ) -> anyhow::Result<End> {
+        let Host { accel, plugin, terminal } = host;
         ensure!(
             kernel.arch == self.arch,
             "{} is a kernel for {}, but the machine is {}: use --arch",
@@ -249,11 +258,21 @@ impl Task {
         let disks: Vec<_> = swap_disk.into_iter().chain(disk).collect();
         // Counts of instructions repeat, so the day may not change.
         let time = if self.icount { None } else { SystemTime::now().duration_since(UNIX_EPOCH).ok() };
-        let (extras, options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref(), time)?;
+        let (extras, mut options) = kernel.needs(self.swap, &disks, self.ram_disk, self.root.as_ref(), time)?;
+        let path = self.root.as_ref().and_then(|root| root.find(&self.program));
+        let mut environment = self.environment.clone();
+        if terminal {
+            ensure!(kernel.kind == kernel::Kind::Vellum, "only the reference kernel has a terminal: leave out --tty");
+            let [rows, columns, ..] = terminal::window();
+            options += &format!("terminal={rows},{columns}\n");
+            if !environment.iter().any(|variable| variable.starts_with("TERM=")) {
+                environment.push(format!("TERM={}", std::env::var("TERM").unwrap_or_else(|_| "dumb".into())));
+            }
+        }
         let program = archive::Program {
-            path: &self.program,
+            path: path.as_deref().unwrap_or(&self.program),
             arguments: &self.arguments,
-            environment: &self.environment,
+            environment: &environment,
             files: &self.files,
             root: self.root.as_ref().map(|_| kernel.kind.files_over_root()),
         };
@@ -271,6 +290,7 @@ impl Task {
             ram_disk: self.ram_disk,
             plugin,
             timeout: self.timeout.map(Duration::from_secs),
+            terminal,
         };
         let end = machine.run(input, output, errors)?;
         if self.console || matches!(end.outcome, Outcome::Failed(_)) {
@@ -280,6 +300,23 @@ impl Task {
             eprintln!("vellum: {reason}");
         }
         Ok(end)
+    }
+}
+
+/// What the host has for a machine.
+#[derive(Clone, Copy)]
+pub struct Host<'a> {
+    /// How QEMU runs it.
+    pub accel: Accel,
+    /// The plugin that counts kernel work.
+    pub plugin: Option<&'a Plugin>,
+    /// The program's standard streams are a terminal.
+    pub terminal: bool,
+}
+
+impl From<Accel> for Host<'_> {
+    fn from(accel: Accel) -> Self {
+        Self { accel, plugin: None, terminal: false }
     }
 }
 
@@ -302,7 +339,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let kernel = if args.kernel == Path::new("vellum") { Kernel::reference(arch)? } else { Kernel::at(&args.kernel)? };
     let (accel, plugin) = (args.task.accel(&[&kernel]), args.task.plugin(&kernel));
-    let end = args.task.run(&kernel, accel, plugin.as_ref(), io::stdin(), io::stdout().lock(), io::stderr())?;
+    let host = Host { accel, plugin: plugin.as_ref(), terminal: args.tty };
+    let end = args.task.run(&kernel, host, io::stdin(), io::stdout().lock(), io::stderr())?;
     if let Some(tally) = &end.tally {
         match tally {
             Ok(tally) => eprintln!("{}", work::show::table(&[("instructions", tally)])),

@@ -34,7 +34,19 @@ pub fn parse(text: &str) -> Result<Root, String> {
     }
 }
 
+/// The folders of programs that are called by their name alone, as a shell without `PATH` has them.
+const PROGRAMS: [&str; 6] = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
+
 impl Root {
+    /// Returns the path of a program in this file system that is called by its name alone. Returns
+    /// `None` for a path, for a name without a program, and if the file system is an image.
+    pub fn find(&self, program: &Path) -> Option<PathBuf> {
+        let Root::Folder(folder) = self else { return None };
+        let is_name = program.components().count() == 1 && program.is_relative();
+        let paths = PROGRAMS.iter().map(|of| Path::new(of).join(program));
+        paths.filter(|_| is_name).find(|path| folder.join(path).is_file()).map(|path| Path::new("/").join(path))
+    }
+
     /// Returns the value of the kernel's option `root=`.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -74,6 +86,18 @@ impl Root {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_of_a_folder_is_found_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("usr/bin")).unwrap();
+        std::fs::write(folder.path().join("usr/bin/tool"), b"").unwrap();
+        let root = Root::Folder(folder.path().into());
+        let find = |name: &str| root.find(Path::new(name));
+        assert_eq!(find("tool"), Some("/usr/bin/tool".into()));
+        assert_eq!([find("other"), find("bin/tool"), find("/tool")], [None, None, None]);
+        assert_eq!(Root::Image("image".into()).find(Path::new("tool")), None);
+    }
 
     #[test]
     fn a_root_is_an_existing_folder_or_file() {

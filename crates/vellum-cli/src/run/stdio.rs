@@ -2,6 +2,7 @@
 //! bytes (little endian), and that many bytes.
 
 use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
 
 /// The byte that the machine sends first, when the program is about to start.
 const READY: u8 = b'V';
@@ -14,6 +15,11 @@ const OUTPUT: u8 = 1;
 const ERRORS: u8 = 2;
 /// Frame type: the exit status, four bytes.
 const EXIT: u8 = 3;
+/// Frame type: the size of the window of the machine's terminal, to the machine; eight bytes.
+const WINDOW: u8 = 4;
+
+/// The size of a terminal's window: rows, columns, and both in pixels.
+pub type Window = [u16; 4];
 
 /// Writes the program's output and errors until it exits. Returns its status, or `None` if the
 /// machine ended without one. Calls `ready` when the machine is ready.
@@ -56,18 +62,32 @@ pub fn receive(
     }
 }
 
+/// Sends a frame in one piece.
+fn send_frame(to: &Mutex<impl Write>, kind: u8, payload: &[u8]) -> io::Result<()> {
+    let [low, high] = (payload.len() as u16).to_le_bytes();
+    let frame = [&[kind, low, high], payload].concat();
+    let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
+    to.write_all(&frame)?;
+    to.flush()
+}
+
+/// Sends the size of the window of the machine's terminal.
+///
+/// # Errors
+/// The write failed.
+pub fn resize(to: &Mutex<impl Write>, window: Window) -> io::Result<()> {
+    send_frame(to, WINDOW, window.map(u16::to_le_bytes).as_flattened())
+}
+
 /// Sends all of `from` to the machine as standard input, and then the frame that marks its end.
 ///
 /// # Errors
 /// A read or a write failed.
-pub fn send(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+pub fn send(mut from: impl Read, to: &Mutex<impl Write>) -> io::Result<()> {
     let mut buffer = [0; 4096];
     loop {
         let count = from.read(&mut buffer)?;
-        let [low, high] = (count as u16).to_le_bytes();
-        to.write_all(&[INPUT, low, high])?;
-        to.write_all(&buffer[..count])?;
-        to.flush()?;
+        send_frame(to, INPUT, &buffer[..count])?;
         if count == 0 {
             return Ok(());
         }
@@ -104,8 +124,15 @@ mod tests {
 
     #[test]
     fn input_ends_with_an_empty_frame() {
-        let mut sent = Vec::new();
-        send(&b"abc"[..], &mut sent).unwrap();
-        assert_eq!(sent, b"\x00\x03\x00abc\x00\x00\x00");
+        let sent = Mutex::new(Vec::new());
+        send(&b"abc"[..], &sent).unwrap();
+        assert_eq!(sent.into_inner().unwrap(), b"\x00\x03\x00abc\x00\x00\x00");
+    }
+
+    #[test]
+    fn a_window_is_a_frame_of_eight_bytes() {
+        let sent = Mutex::new(Vec::new());
+        resize(&sent, [24, 80, 0x201, 0]).unwrap();
+        assert_eq!(sent.into_inner().unwrap(), b"\x04\x08\x00\x18\0\x50\0\x01\x02\0\0");
     }
 }

@@ -122,7 +122,7 @@ fn boot(kernel: &Kernel) -> anyhow::Result<String> {
     if !program.is_file() {
         bail!("{} is missing: `./x build --kernel {}` makes it", program.display(), kernel.arch.name());
     }
-    let (extras, options) = kernel.needs(None, &[], None, None)?;
+    let (extras, options) = kernel.needs(None, &[], None, None, None)?;
     let arguments: Vec<String> = roles::wanted(kernel.arch).iter().map(|name| (*name).into()).collect();
     let program = Program { path: &program, arguments: &arguments, environment: &[], files: &[], root: None };
     let machine = Machine {
@@ -139,6 +139,7 @@ fn boot(kernel: &Kernel) -> anyhow::Result<String> {
         ram_disk: None,
         plugin: None,
         timeout: Some(LIMIT),
+        terminal: false,
     };
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let end = machine.run(io::empty(), &mut output, &mut errors)?;
