@@ -35,8 +35,11 @@ fn masked(files: &Files, mode: u64) -> u32 {
 pub struct Named {
     /// The inode.
     pub inode: Arc<dyn Inode>,
-    entry: Option<(Arc<dyn Inode>, Arc<[u8]>)>,
+    entry: Option<OwnedEntry>,
 }
+
+/// A directory, and a name in it.
+type OwnedEntry = (Arc<dyn Inode>, Arc<[u8]>);
 
 impl Named {
     fn of(open: &Open) -> Self {

@@ -34,8 +34,11 @@ pub struct Watches {
     /// The watches, by ascending serial number.
     list: Mutex<Vec<Arc<Watch>>>,
     /// The directory and the name that the inode was last moved to.
-    place: Mutex<Option<(Weak<Watches>, Arc<[u8]>)>>,
+    place: Mutex<Option<Place>>,
 }
+
+/// A directory, by its watches, and a name in it.
+type Place = (Weak<Watches>, Arc<[u8]>);
 
 /// A watch.
 struct Watch {
