@@ -52,7 +52,7 @@ impl Devpts {
     /// Creates the file system.
     pub fn new(device: Device, jobs: Arc<dyn Jobs>) -> Arc<Self> {
         const MAGIC: u32 = 0x1cd1;
-        let system = PseudoFs { device, magic: MAGIC, owner: None };
+        let system = PseudoFs { device, magic: MAGIC, owner: None, number: None };
         Arc::new(Devpts { slaves: Mutex::new(Vec::new()), jobs, system })
     }
 

@@ -234,8 +234,10 @@ mod tests {
         push(&mut lines, b"ef");
         lines.change_mode(true);
         push(&mut lines, b"g");
-        assert_eq!(read(&mut lines, true, 9), b"ef");
-        assert_eq!((lines.complete_len(), lines.len()), (0, 1));
+        lines.complete(Some(b'\n'));
+        assert_eq!(read(&mut lines, true, 9), b"ef", "bytes of raw mode are a line by themselves");
+        assert_eq!(read(&mut lines, true, 9), b"g\n");
+        assert_eq!((lines.complete_len(), lines.len()), (0, 0));
     }
 
     #[test]

@@ -438,7 +438,7 @@ fn slaves_are_locked_and_named_by_the_lowest_free_number() {
 #[test]
 fn random_input_is_survived() {
     let mut random = oorandom::Rand32::new(7);
-    for _ in 0..300 {
+    for _ in 0..100 {
         let pair = Pair::with(|termios| {
             let mut flags = || random.rand_u32() & random.rand_u32();
             (termios.iflag, termios.oflag) = (termios.iflag ^ flags(), termios.oflag ^ flags());
