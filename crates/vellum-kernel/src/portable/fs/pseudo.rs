@@ -80,22 +80,10 @@ impl PseudoDirectory {
         parent: Option<Weak<PseudoDirectory>>,
         dynamic: Option<Box<dyn DynamicEntries>>,
     ) -> Arc<PseudoDirectory> {
-        PseudoDirectory::with_inode_number(system, None, parent, dynamic)
-    }
-
-    /// Returns a directory as [`PseudoDirectory::with_weak_parent`] does, with the inode number
-    /// `number`, if given. The caller chooses a number of at least 2³²; smaller ones are assigned
-    /// to other inodes in ascending order.
-    pub fn with_inode_number(
-        system: PseudoFs,
-        number: Option<u64>,
-        parent: Option<Weak<PseudoDirectory>>,
-        dynamic: Option<Box<dyn DynamicEntries>>,
-    ) -> Arc<PseudoDirectory> {
         Arc::new_cyclic(|this| {
             let mut meta = system.meta(Kind::Directory, dynamic.as_ref().map_or(0o555, |dynamic| dynamic.mode()));
             meta.links = 2;
-            meta.inode = number.unwrap_or(meta.inode);
+            let system = PseudoFs { number: None, ..system };
             PseudoDirectory { system, meta, this: this.clone(), parent, fixed: Mutex::new(Vec::new()), dynamic }
         })
     }
@@ -227,7 +215,7 @@ mod tests {
     use crate::fs::text::Text;
     use std::vec;
 
-    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
+    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None, number: None };
 
     #[test]
     fn owners_come_from_the_file_system() {

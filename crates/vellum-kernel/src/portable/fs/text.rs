@@ -37,6 +37,8 @@ pub struct PseudoFs {
     /// A function that returns the owner of the files, and its argument. Root owns the files if
     /// this is `None`.
     pub owner: Option<(OwnerOf, u32)>,
+    /// The number of the next inode, at least 2³²; `None`: the next of the ascending numbers below.
+    pub number: Option<u64>,
 }
 
 /// A user ID and a group ID.
@@ -45,10 +47,10 @@ pub type Owner = (u32, u32);
 pub type OwnerOf = fn(u32) -> Owner;
 
 impl PseudoFs {
-    /// Returns the attributes of a new inode of this file system, with a new inode number.
+    /// Returns the attributes of a new inode of this file system.
     pub(super) fn meta(self, kind: Kind, mode: u32) -> Meta {
         static NEXT: AtomicU64 = AtomicU64::new(2);
-        Meta::new(self.device, NEXT.fetch_add(1, Relaxed), kind, mode)
+        Meta::new(self.device, self.number.unwrap_or_else(|| NEXT.fetch_add(1, Relaxed)), kind, mode)
     }
 
     /// Returns `meta` with the current owner.
@@ -286,7 +288,7 @@ mod tests {
     use std::string::String;
     use std::vec;
 
-    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
+    const SYSTEM: PseudoFs = PseudoFs { device: Device { major: 0, minor: 5 }, magic: 7, owner: None, number: None };
 
     #[test]
     fn reads_continue_the_snapshot_of_the_last_read_from_the_start() {

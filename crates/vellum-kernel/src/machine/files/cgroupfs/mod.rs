@@ -46,7 +46,8 @@ pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
 pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     /// The one root directory, shared by all mounts.
     static ROOT_DIRECTORY: Once<Arc<PseudoDirectory>> = Once::new();
-    let system = PseudoFs { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
+    let system =
+        PseudoFs { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None, number: None };
     ROOT_DIRECTORY.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 

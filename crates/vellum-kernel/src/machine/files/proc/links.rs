@@ -16,35 +16,51 @@ use vellum_kernel::parse::numeric_name;
 /// The inode that a link leads to, and the path shown.
 type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
 
-/// Adds the links of a process or thread.
-///
-/// # Errors
-///
-/// `ENOMEM`.
-pub fn fill(directory: &Arc<PseudoDirectory>, subject: &Subject) -> Result<(), Errno> {
-    let system = directory.system();
-    let add = |name: &str, target: fn(&Subject) -> Target| {
-        let (names, leads) = (subject.clone(), subject.clone());
-        let make: Show = Box::new(move || target(&names).map(|(_, path)| path));
-        let jump: Jump = Box::new(move || target(&leads).ok().map(|(inode, _)| inode));
-        directory.add(name, Link::new(system, make, Some(jump)))
-    };
-    add("cwd", |subject| {
+/// Returns a link whose target and path `target` returns.
+fn link(system: PseudoFs, subject: &Subject, target: fn(&Subject) -> Target) -> Arc<dyn Inode> {
+    let (names, leads) = (subject.clone(), subject.clone());
+    let make: Show = Box::new(move || target(&names).map(|(_, path)| path));
+    let jump: Jump = Box::new(move || target(&leads).ok().map(|(inode, _)| inode));
+    Link::new(system, make, Some(jump))
+}
+
+/// Returns the link to the working directory.
+pub fn cwd(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    link(system, subject, |subject| {
         let current = files(subject)?.current.lock().clone();
         let path = from_root(|view| view.names.path_of(&current, view.root));
         Ok((current, path.unwrap_or_else(|| b"(deleted)".to_vec())))
-    })?;
-    add("exe", |subject| {
+    })
+}
+
+/// Returns the link to the executable.
+pub fn exe(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    link(system, subject, |subject| {
         let memory = subject.process()?.memory().ok_or(Errno::ENOENT)?;
         let (program, mapped) = memory.image.lock().program.clone().ok_or(Errno::ENOENT)?;
         let path = from_root(|view| view.names.path_of_mapped(&mapped, view.root));
         Ok((program.inode().clone(), path))
-    })?;
-    add("root", |_| from_root(|view| Ok((view.root.clone(), b"/".to_vec()))))?;
-    let descriptors = |of: Of| Box::new(Descriptors { system, subject: subject.clone(), of });
-    directory.add_directory_with("fd", Some(descriptors(Of::Files)))?;
-    directory.add_directory_with("fdinfo", Some(descriptors(Of::Facts)))?;
-    Ok(())
+    })
+}
+
+/// Returns the link to the root directory.
+pub fn root(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    link(system, subject, |_| from_root(|view| Ok((view.root.clone(), b"/".to_vec()))))
+}
+
+/// Returns the directory of the links to open files.
+pub fn fd(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    descriptors(system, subject, Of::Files)
+}
+
+/// Returns the directory of the offsets and flags of open files.
+pub fn fdinfo(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    descriptors(system, subject, Of::Facts)
+}
+
+fn descriptors(system: PseudoFs, subject: &Subject, of: Of) -> Arc<dyn Inode> {
+    let entries = Descriptors { system: PseudoFs { number: None, ..system }, subject: subject.clone(), of };
+    PseudoDirectory::with_weak_parent(system, subject.directory(), Some(Box::new(entries)))
 }
 
 fn files(subject: &Subject) -> Result<Arc<Files>, Errno> {

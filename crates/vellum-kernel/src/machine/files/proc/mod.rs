@@ -46,7 +46,8 @@ static ROOT: Once<Arc<PseudoDirectory>> = Once::new();
 /// `ENOMEM`.
 pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     ROOT.try_call_once(|| {
-        let system = PseudoFs { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None };
+        let system =
+            PseudoFs { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None, number: None };
         let root = PseudoDirectory::new(system, None, Some(Box::new(Processes)));
         system::fill(&root)?;
         settings::fill(&root.add_directory("sys")?)?;

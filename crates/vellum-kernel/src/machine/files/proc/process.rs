@@ -1,6 +1,7 @@
 //! Implements the directories of processes and threads in `/proc`.
 //!
-//! A directory is created at its first lookup, and lives as long as its process.
+//! A directory is created at its first lookup, and lives as long as its process. Its entries are
+//! created whenever they are looked up: most programs look up one, their executable.
 
 use super::{ROOT, facts, links, memory, scan};
 use crate::task::process::{self as processes, find};
@@ -42,6 +43,14 @@ impl Subject {
         }
     }
 
+    /// Returns the directory of the process or thread, once it exists.
+    pub fn directory(&self) -> Option<Weak<PseudoDirectory>> {
+        match &self.thread {
+            Some(thread) => thread.upgrade()?.proc_directory.get().map(Arc::downgrade),
+            None => self.process.upgrade()?.proc_directory.get().map(Arc::downgrade),
+        }
+    }
+
     /// Returns true if the file describes a thread.
     pub fn is_thread(&self) -> bool {
         self.thread.is_some()
@@ -77,6 +86,21 @@ const TEXTS: &[(&str, u32, Contents, Option<WriteHandler>)] = &[
     ("timerslack_ns", 0o666, facts::slack, Some(facts::set_slack)),
 ];
 
+/// Creates the inode of an entry.
+type Create = fn(PseudoFs, &Subject) -> Arc<dyn Inode>;
+
+/// The other entries of processes and threads: name, kind, and how it is created.
+const OTHERS: &[(&str, Kind, Create)] = &[
+    ("clear_refs", Kind::Regular, clear_refs),
+    ("cwd", Kind::Link, links::cwd),
+    ("exe", Kind::Link, links::exe),
+    ("fd", Kind::Directory, links::fd),
+    ("fdinfo", Kind::Directory, links::fdinfo),
+    ("mem", Kind::Regular, mem),
+    ("pagemap", Kind::Regular, pagemap),
+    ("root", Kind::Link, links::root),
+];
+
 /// Returns the inode number of a process's directory.
 pub fn inode(pid: u32) -> u64 {
     1 << 32 | u64::from(pid)
@@ -94,11 +118,12 @@ fn thread_inode(tid: u32) -> u64 {
 pub fn directory(process: &Arc<Process>) -> Result<Arc<PseudoDirectory>, Errno> {
     let made = process.proc_directory.try_call_once(|| {
         let subject = Subject { process: Arc::downgrade(process), thread: None };
-        let system = PseudoFs { owner: Some((owner, process.pid)), ..root()?.system() };
+        let number = inode(process.pid);
+        let system = PseudoFs { owner: Some((owner, process.pid)), number: Some(number), ..root()?.system() };
+        let entries = Entries { system, first: number, subject: subject.clone() };
         let directory =
-            PseudoDirectory::with_inode_number(system, Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
-        fill(&directory, &subject)?;
-        directory.add_directory_with("task", Some(Box::new(Threads(subject.process.clone()))))?;
+            PseudoDirectory::with_weak_parent(system, Some(Arc::downgrade(root()?)), Some(Box::new(entries)));
+        directory.add_directory_with("task", Some(Box::new(Threads(subject.process))))?;
         Ok(directory)
     });
     made.cloned()
@@ -114,26 +139,64 @@ fn root() -> Result<&'static Arc<PseudoDirectory>, Errno> {
     ROOT.get().ok_or(Errno::ENOENT)
 }
 
-fn fill(directory: &Arc<PseudoDirectory>, subject: &Subject) -> Result<(), Errno> {
-    for (name, mode, says, hears) in TEXTS {
-        let (reads, writes) = (subject.clone(), subject.clone());
-        let make: Show = Box::new(move || says(&reads));
-        let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Store);
-        directory.add(name, Text::new(directory.system(), *mode, Some(make), take))?;
+/// The entries of a process's or thread's directory, but for its threads.
+struct Entries {
+    system: PseudoFs,
+    /// The directory's inode number, which those of the entries are derived from.
+    first: u64,
+    subject: Subject,
+}
+
+impl Entries {
+    /// Returns the inode number of the entry with an index, of [`TEXTS`] and then of [`OTHERS`].
+    fn number(&self, index: usize) -> u64 {
+        (index as u64 + 1) << 40 | self.first
     }
+}
+
+impl DynamicEntries for Entries {
+    fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
+        let system = |index| PseudoFs { number: Some(self.number(index)), ..self.system };
+        if let Some(index) = TEXTS.iter().position(|(own, ..)| own.as_bytes() == name) {
+            let (_, mode, says, hears) = TEXTS[index];
+            let (reads, writes) = (self.subject.clone(), self.subject.clone());
+            let make: Show = Box::new(move || says(&reads));
+            let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Store);
+            return Some(Text::new(system(index), mode, Some(make), take));
+        }
+        let index = OTHERS.iter().position(|(own, ..)| own.as_bytes() == name)?;
+        Some(OTHERS[index].2(system(TEXTS.len() + index), &self.subject))
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
+        let texts = TEXTS.iter().map(|(name, ..)| (*name, Kind::Regular));
+        let all = texts.chain(OTHERS.iter().map(|(name, kind, _)| (*name, *kind)));
+        for (index, (name, kind)) in all.enumerate().skip(usize::try_from(from).unwrap_or(usize::MAX)) {
+            let (inode, next) = (self.number(index), index as u64 + 1);
+            if !each(Entry { name: name.as_bytes(), inode, kind, next }) {
+                return;
+            }
+        }
+    }
+}
+
+fn clear_refs(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
     let of = subject.clone();
-    let clear: Store = Box::new(move |value| memory::clear(&of, value));
-    directory.add("clear_refs", Text::new(directory.system(), 0o200, None, Some(clear)))?;
-    let of = subject.clone();
-    let asks = subject.clone();
-    let pagemap = Binary::new(directory.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
-        .with_ioctl(Box::new(move |request, argument| scan::request(&asks, request, argument)));
-    directory.add("pagemap", Arc::new(pagemap))?;
+    Text::new(system, 0o200, None, Some(Box::new(move |value| memory::clear(&of, value))))
+}
+
+fn pagemap(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    let (of, asks) = (subject.clone(), subject.clone());
+    let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::pagemap(&of, at, to));
+    let ioctl = Box::new(move |request, argument| scan::request(&asks, request, argument));
+    Arc::new(Binary::new(system, 0o400, read, None).with_ioctl(ioctl))
+}
+
+fn mem(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
     let (reads, writes) = (subject.clone(), subject.clone());
     let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::read(&reads, at, to));
     let write = Box::new(move |at, from: &mut dyn vellum_kernel::fs::Source| memory::write(&writes, at, from));
-    directory.add("mem", Arc::new(Binary::new(directory.system(), 0o600, read, Some(write))))?;
-    links::fill(directory, subject)
+    Arc::new(Binary::new(system, 0o600, read, Some(write)))
 }
 
 /// The directory of a process's threads.
@@ -152,14 +215,15 @@ impl DynamicEntries for Threads {
         let number = numeric_name(name)?;
         let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
         let above = directory(&thread.process).ok()?;
-        let made = thread.proc_directory.try_call_once(|| {
+        let made = thread.proc_directory.call_once(|| {
             let subject = Subject { process: self.0.clone(), thread: Some(Arc::downgrade(&thread)) };
             let parent = above.subdirectory("task").as_ref().map(Arc::downgrade);
-            let directory =
-                PseudoDirectory::with_inode_number(above.system(), Some(thread_inode(number)), parent, None);
-            fill(&directory, &subject).map(|()| directory)
+            let first = thread_inode(number);
+            let system = PseudoFs { number: Some(first), ..above.system() };
+            let entries = Entries { system, first, subject };
+            PseudoDirectory::with_weak_parent(system, parent, Some(Box::new(entries)))
         });
-        made.ok().map(|directory| directory.clone() as Arc<dyn Inode>)
+        Some(made.clone())
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {

@@ -37,7 +37,7 @@ pub fn root() -> Result<Arc<PseudoDirectory>, Errno> {
     /// The one root directory, shared by all mounts.
     static ROOT: Once<Arc<PseudoDirectory>> = Once::new();
     let made = ROOT.try_call_once(|| {
-        let system = PseudoFs { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
+        let system = PseudoFs { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None, number: None };
         let root = PseudoDirectory::new(system, None, None);
         let memory = root.add_directory("kernel")?.add_directory("mm")?;
         folios::fill(&memory.add_directory("transparent_hugepage")?)?;

@@ -562,7 +562,7 @@ fn devices_fifos_and_magic_links_open_other_files() {
     world.write("/lost", "still there");
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
-    let system = text::PseudoFs { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
+    let system = text::PseudoFs { device: Device { major: 0, minor: 9 }, magic: 0, owner: None, number: None };
     let directory = pseudo::PseudoDirectory::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
