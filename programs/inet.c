@@ -1,5 +1,6 @@
 // TCP and UDP within one machine, over IPv4 and IPv6. Prints a row for each rule; the status is 1 if one
 // is broken. The rules hold on Linux.
+#include "answers.h"
 #include "common.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -89,7 +90,7 @@ static bool pair_of(int server, int *pair) {
 
 // A client connects to a port. Both ends know both addresses, and bytes go both ways.
 static bool connections_carry_bytes(void) {
-    int server = listener(5), pair[2], port = port_of(server);
+    int server = listener(5), pair[2] = {-1, -1}, port = port_of(server);
     struct sockaddr_in name, other;
     socklen_t length = sizeof name, others = sizeof other;
     char bytes[100];
@@ -370,11 +371,9 @@ static void *client(void *argument) {
     struct client *own = argument;
     for (long i = 0; i < REQUESTS; i++) {
         int socket = make(AF_INET, SOCK_STREAM);
-        long sum[2] = {own->number, i}, answer = 0;
-        bool good = !connect4(socket, "127.0.0.1", own->port) && send(socket, sum, sizeof sum, 0) == sizeof sum;
-        good = good && recv(socket, &answer, sizeof answer, MSG_WAITALL) == sizeof answer;
+        bool good = !connect4(socket, "127.0.0.1", own->port) && ask(socket, own->number, i);
         close(socket);
-        if (!good || answer != own->number * 1000 + i)
+        if (!good)
             return NULL;
     }
     return argument;
@@ -383,20 +382,8 @@ static void *client(void *argument) {
 // Servers in processes share a socket, clients in threads connect at the same time: each gets its answer.
 static bool many_connect_at_once(void) {
     int server = listener(128);
-    pid_t servers[3];
-    for (int i = 0; i < 3; i++) {
-        if (!(servers[i] = fork()))
-            for (;;) {
-                long sum[2];
-                int one = accept(server, NULL, NULL);
-                if (one < 0 || recv(one, sum, sizeof sum, MSG_WAITALL) != sizeof sum)
-                    _exit(1);
-                long answer = sum[0] * 1000 + sum[1];
-                if (send(one, &answer, sizeof answer, 0) != sizeof answer)
-                    _exit(1);
-                close(one);
-            }
-    }
+    pid_t servers[SERVERS];
+    serve(server, servers);
     pthread_t threads[CLIENTS];
     struct client clients[CLIENTS];
     bool good = true;
@@ -408,10 +395,7 @@ static bool many_connect_at_once(void) {
         void *result = NULL;
         good &= !pthread_join(threads[i], &result) && result;
     }
-    for (int i = 0; i < 3; i++) {
-        int status;
-        good &= !kill(servers[i], SIGTERM) && waitpid(servers[i], &status, 0) == servers[i] && WIFSIGNALED(status);
-    }
+    good &= end_servers(servers);
     return good & !close(server);
 }
 

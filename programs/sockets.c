@@ -1,5 +1,6 @@
 // Sockets of one machine (AF_UNIX). Prints a row for each rule; the status is 1 if one is broken. The
 // rules hold on Linux.
+#include "answers.h"
 #include "common.h"
 #include <poll.h>
 #include <pthread.h>
@@ -518,34 +519,21 @@ static bool descriptors_in_flight_are_limited(void) {
 enum { CLIENTS = 6, REQUESTS = 300 };
 
 static void *client(void *argument) {
-    long number = (long)argument, good = 1;
+    long number = (long)argument;
+    bool good = true;
     for (long i = 0; i < REQUESTS && good; i++) {
         int socket = make(SOCK_STREAM);
-        long sum[2] = {number, i}, answer = 0;
-        good = !reach(socket, "busy") && send(socket, sum, sizeof sum, 0) == sizeof sum;
-        good = good && recv(socket, &answer, sizeof answer, MSG_WAITALL) == sizeof answer && answer == number * 1000 + i;
+        good = !reach(socket, "busy") && ask(socket, number, i);
         close(socket);
     }
-    return (void *)good;
+    return (void *)(long)good;
 }
 
 // Servers in processes share a socket, clients in threads connect at the same time: each gets its answer.
 static bool many_connect_at_once(void) {
     int server = listener(SOCK_STREAM, "busy", 2);
-    pid_t servers[3];
-    for (int i = 0; i < 3; i++) {
-        if (!(servers[i] = fork()))
-            for (;;) {
-                long sum[2];
-                int one = accept(server, NULL, NULL);
-                if (one < 0 || recv(one, sum, sizeof sum, MSG_WAITALL) != sizeof sum)
-                    _exit(1);
-                long answer = sum[0] * 1000 + sum[1];
-                if (send(one, &answer, sizeof answer, 0) != sizeof answer)
-                    _exit(1);
-                close(one);
-            }
-    }
+    pid_t servers[SERVERS];
+    serve(server, servers);
     pthread_t threads[CLIENTS];
     bool good = true;
     for (long i = 0; i < CLIENTS; i++)
@@ -554,10 +542,7 @@ static bool many_connect_at_once(void) {
         void *result = NULL;
         good &= !pthread_join(threads[i], &result) && result;
     }
-    for (int i = 0; i < 3; i++) {
-        int status;
-        good &= !kill(servers[i], SIGTERM) && waitpid(servers[i], &status, 0) == servers[i] && WIFSIGNALED(status);
-    }
+    good &= end_servers(servers);
     return good & !close(server);
 }
 
