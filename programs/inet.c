@@ -414,6 +414,9 @@ static bool options_are_kept(void) {
     size = sizeof name;
     good &= !getsockopt(pair[0], IPPROTO_TCP, TCP_CONGESTION, name, &size) && strlen(name) > 2;
     good &= is(getsockopt(pair[0], IPPROTO_TCP, 12345, &value, &size), ENOPROTOOPT);
+    good &= is(setsockopt(pair[0], 500, 1, &value, sizeof value), ENOPROTOOPT);
+    good &= is(setsockopt(pair[0], IPPROTO_UDP, 1, &value, sizeof value), ENOPROTOOPT);
+    good &= is(recv(pair[0], name, 1, MSG_ERRQUEUE), EAGAIN);
     good &= is(socket(AF_INET, SOCK_STREAM, IPPROTO_UDP), EPROTONOSUPPORT);
     int sockets[2];
     good &= is(socketpair(AF_INET, SOCK_STREAM, 0, sockets), EOPNOTSUPP);

@@ -15,6 +15,7 @@ use linux_raw_sys::{general as abi, net};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::io::{Limited, Waits};
 use vellum_kernel::fs::{Open, Sink, Source};
+use vellum_kernel::net::address::UNIX;
 use vellum_kernel::net::message::{Cargo, Control, ControlWriter, Identity, Outgoing};
 use vellum_kernel::net::rights::{Rights, Sender};
 use vellum_kernel::net::{Receive, Socket, socket_of};
@@ -156,6 +157,10 @@ pub async fn receive(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, flags
     let how = Receive { peeks: flags & net::MSG_PEEK != 0 };
     if flags & net::MSG_OOB != 0 {
         return Err(if transport.common().kind.has_messages() { Errno::EOPNOTSUPP } else { Errno::EINVAL });
+    }
+    // No error is queued: those of a socket are returned by its calls.
+    if flags & net::MSG_ERRQUEUE != 0 && transport.common().domain != UNIX {
+        return Err(Errno::EAGAIN);
     }
     if transport.common().kind.has_messages() {
         let message = retry(thread, open, flags, false, || transport.receive_message(how)).await?;
@@ -303,7 +308,7 @@ pub async fn sendmsg(thread: &Arc<Thread>, fd: u64, at: u64, flags: u64) -> Answ
 
 /// Returns the files of descriptors, to send them.
 fn rights(thread: &Thread, socket: &Socket, descriptors: &[u32]) -> Result<Option<Rights>, Errno> {
-    if descriptors.is_empty() || socket.transport().common().domain != net::AF_UNIX as u16 {
+    if descriptors.is_empty() || socket.transport().common().domain != UNIX {
         return Ok(None);
     }
     let mut files = Vec::new();

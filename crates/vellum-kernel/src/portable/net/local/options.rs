@@ -73,8 +73,11 @@ fn index(common: &Common, level: u32, name: u32) -> Result<usize, Errno> {
         IP => true,
         _ => false,
     };
-    if common.domain == UNIX || !own {
+    if common.domain == UNIX {
         return Err(Errno::EOPNOTSUPP);
+    }
+    if !own {
+        return Err(Errno::ENOPROTOOPT);
     }
     NUMBERS.iter().position(|(l, n, _)| (*l, *n) == (level, name)).ok_or(Errno::ENOPROTOOPT)
 }
