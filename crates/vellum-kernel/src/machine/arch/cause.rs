@@ -14,7 +14,7 @@ const CALLS: u16 = 512;
 const TABLE: usize = 1024;
 
 /// The cause of kernel work. Up to 511 it is the number of a system call. `vellum-cli` has the
-/// other causes' numbers too (`run/work/roles.rs`).
+/// other causes' numbers too, in its module `roles`.
 #[derive(Clone, Copy)]
 pub struct Cause(u16);
 

@@ -53,7 +53,7 @@ impl Arrived {
     }
 }
 
-/// What the host sent.
+/// A message of the host.
 pub enum Arrival {
     /// The size of the window of the host's terminal.
     Window(Window),

@@ -136,14 +136,14 @@ pub async fn send(
     }
 }
 
-/// What a call received.
+/// The bytes that a call received.
 #[derive(Default)]
 pub struct Received {
     /// The number of bytes that were copied.
     pub count: usize,
     /// The length of the message, which may be more.
     pub len: usize,
-    /// What came with them.
+    /// The cargo that came with them.
     pub cargo: Cargo,
 }
 

@@ -80,7 +80,7 @@ pub struct Thread {
     left: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
     pub(super) user_cpu: AtomicUsize,
-    /// What the kernel works for when it works for this thread.
+    /// The cause of the kernel's work for this thread.
     pub(super) cause: cause::Last,
     context: UnsafeCell<Context>,
 }

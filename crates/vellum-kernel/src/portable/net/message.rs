@@ -1,4 +1,4 @@
-//! What goes with the bytes that a socket sends: addresses, credentials, descriptors; and how
+//! The cargo of the bytes that a socket sends: addresses, credentials, descriptors; and how
 //! `sendmsg` and `recvmsg` pass them (control messages, cmsg(3)).
 
 use super::address::Address;
@@ -37,7 +37,7 @@ impl Identity {
     }
 }
 
-/// What a call sends with its bytes.
+/// The cargo that a call sends with its bytes.
 pub struct Outgoing<'a> {
     /// The address to which they go; `None`: that to which the socket is connected.
     pub to: Option<&'a Address>,
@@ -47,7 +47,7 @@ pub struct Outgoing<'a> {
     pub rights: Option<Rights>,
 }
 
-/// What arrives with bytes.
+/// The cargo that arrives with bytes.
 #[derive(Default)]
 pub struct Cargo {
     /// The process that sent them.

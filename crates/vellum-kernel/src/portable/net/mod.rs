@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`options`] | the options that all sockets have (`SOL_SOCKET`) |
 //! | [`address`] | socket addresses, as programs pass them |
-//! | [`message`] | what goes with the bytes of a message: addresses, credentials, descriptors |
+//! | [`message`] | the cargo of bytes and messages: addresses, credentials, descriptors |
 //! | [`rights`] | descriptors on their way between processes (`SCM_RIGHTS`) |
 //! | [`local`] | sockets of one machine: `AF_UNIX`, TCP, UDP |
 //!
@@ -55,7 +55,7 @@ impl Type {
     }
 }
 
-/// What the sockets of all domains have.
+/// The part of a socket that is the same in all domains.
 pub struct Common {
     /// The domain (`AF_UNIX`).
     pub domain: u16,
@@ -84,7 +84,7 @@ pub struct Shut {
     pub write: bool,
 }
 
-/// How a call receives.
+/// The options of a call that receives.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Receive {
     /// The bytes stay in the socket (`MSG_PEEK`).
@@ -93,7 +93,7 @@ pub struct Receive {
 
 /// The operations of a socket of one domain.
 pub trait Transport: Send + Sync + Any {
-    /// Returns what all sockets have.
+    /// Returns the part that is the same in all domains.
     fn common(&self) -> &Common;
 
     /// Gives the socket an address. Sockets of the user of `who` may share one.
@@ -251,8 +251,8 @@ impl Socket {
             net::SO_ERROR => self.transport.take_error().map_or(0, |error| error.number() as u32),
             net::SO_ACCEPTCONN => self.transport.listens().into(),
             net::SO_PEERCRED => {
-                let nobody = Identity { pid: 0, uid: u32::MAX, gid: u32::MAX };
-                return bytes::copy_of(&self.transport.peer_identity().unwrap_or(nobody).bytes());
+                let unknown = Identity { pid: 0, uid: u32::MAX, gid: u32::MAX };
+                return bytes::copy_of(&self.transport.peer_identity().unwrap_or(unknown).bytes());
             }
             _ => return common.options.get(name),
         };

@@ -46,7 +46,7 @@ pub struct Options {
     low_water: AtomicU32,
     /// `SO_LINGER`: on, and seconds.
     linger: [AtomicU32; 2],
-    /// How long a call waits to receive and to send, in nanoseconds; 0: for ever.
+    /// The time that a call waits to receive, and to send, in nanoseconds; 0: for ever.
     timeouts: [AtomicU64; 2],
 }
 
@@ -110,7 +110,7 @@ impl Options {
         (self.linger[0].load(Relaxed) != 0).then(|| self.linger[1].load(Relaxed))
     }
 
-    /// Returns how long a call waits, in nanoseconds: to send, or to receive. `None`: for ever.
+    /// Returns the time that a call waits, in nanoseconds, to send or to receive; `None`: for ever.
     pub fn timeout(&self, sends: bool) -> Option<u64> {
         Some(self.timeouts[usize::from(sends)].load(Relaxed)).filter(|timeout| *timeout != 0)
     }

@@ -2,7 +2,7 @@
 //!
 //! A program can send a socket over a socket that it sends over a third one, and so on: the end of
 //! the first would end all others, each within the end of the one before. So descriptors that
-//! nobody receives are closed one after another: the task that ends the first closes all.
+//! no process receives are closed one after another: the task that ends the first closes all.
 
 use crate::errno::Errno;
 use crate::fs::Open;

@@ -101,7 +101,7 @@ impl Drop for Filter {
     }
 }
 
-/// What a thread may call: nothing is forbidden, all but four calls are, or filters decide.
+/// The calls that a thread may make: all, four, or those that its filters permit.
 #[derive(Clone, Default)]
 pub struct Seccomp {
     /// `MODE_DISABLED`, `MODE_STRICT` or `MODE_FILTER`.

@@ -30,7 +30,7 @@ pub struct Discipline {
     is_literal: bool,
     /// The signals that the input raised: bit 0 is signal 1.
     raised: u64,
-    /// What happened to the terminal since the master looked, as `TIOCPKT_` bits.
+    /// The events of the terminal since the master looked, as `TIOCPKT_` bits.
     status: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A pseudoterminal: the line discipline, both ends' state, and who waits for them.
+//! A pseudoterminal: the line discipline, both ends' state, and the queues of their waiters.
 
 use super::Jobs;
 use super::discipline::Discipline;

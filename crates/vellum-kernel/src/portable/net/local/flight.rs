@@ -33,9 +33,9 @@ struct Registry {
 
 struct InFlight {
     open: Weak<Open>,
-    /// How often it lies in an inbox.
+    /// The number of times that it lies in an inbox.
     count: usize,
-    /// How often it lies in an inbox of a socket to which only inboxes refer.
+    /// The number of these times in inboxes of sockets to which only inboxes refer.
     within: usize,
     /// A program can reach it, as far as the search that runs has found out.
     reached: bool,

@@ -1,4 +1,4 @@
-//! What arrived at a socket and was not received yet: the bytes of a stream, or messages.
+//! The inbox of a socket: bytes of a stream or messages that no call has received yet.
 
 use crate::errno::Errno;
 use crate::fs::bytes::{Bytes, copy_of};
@@ -12,12 +12,12 @@ use alloc::collections::VecDeque;
 /// The bytes that the room of a socket pays for each message beside its own.
 const OVERHEAD: usize = 256;
 
-/// What arrived.
+/// The inbox of a socket.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// The bytes of a stream.
     bytes: Bytes,
-    /// What came with the bytes of a stream, for ranges of them, in order.
+    /// The senders and descriptors of the bytes of a stream, for ranges of them, in order.
     records: VecDeque<Record>,
     messages: VecDeque<Message>,
     /// The bytes of the messages.

@@ -1,17 +1,17 @@
 //! Sockets of one machine: `AF_UNIX` (unix(7)), and TCP and UDP over IPv4 and IPv6 as far as they
 //! lead to the machine itself, which has no other network.
 //!
-//! What a socket sends goes straight to the inbox of the other one. A socket refers to its peer
+//! A socket puts its bytes straight into the inbox of the other one. A socket refers to its peer
 //! weakly: the end of its file ends it, and its peer notices. No task holds the locks of two
 //! sockets at once, but for the one that `flight` names.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the socket, and its end |
-//! | `rules` | what is different between domains and types |
+//! | `rules` | the differences between domains and types |
 //! | `names` | addresses: binding, and finding |
 //! | `paths`, `ports` | from an address to its socket |
-//! | `inbox` | what arrived, and was not received yet |
+//! | `inbox` | bytes and messages that no call has received yet |
 //! | `connect` | connections |
 //! | `transfer` | sending and receiving |
 //! | `options` | options of TCP and IP |

@@ -9,7 +9,7 @@ use alloc::sync::{Arc, Weak};
 use hashbrown::HashMap;
 use spin::Mutex;
 
-/// What identifies a name.
+/// The identity of a name.
 #[derive(Clone, Hash, PartialEq, Eq)]
 enum Key {
     Abstract(Arc<[u8]>),

@@ -44,7 +44,7 @@ static PORTS: Mutex<Option<Ports>> = Mutex::new(None);
 #[derive(Default)]
 struct Ports {
     bound: HashMap<(bool, u16), Vec<Bound>>,
-    /// Where the search for a free port begins.
+    /// The place among [`OWN_PORTS`] where the search for a free port begins.
     next: u16,
     /// Counts lookups, so that sockets that share a port take turns.
     turn: usize,

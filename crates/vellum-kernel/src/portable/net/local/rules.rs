@@ -1,4 +1,4 @@
-//! What is different between the domains and types of sockets.
+//! The differences between the domains and types of sockets.
 
 use crate::errno::Errno;
 use crate::net::Type;

@@ -60,7 +60,7 @@ impl Endpoint {
             if self.rules.tells_read_end {
                 return Err(Errno::EPIPE);
             }
-            // The bytes get lost, and what comes back for them says that nobody wants them.
+            // The peer has ended: the bytes get lost, and its answer resets this end.
             (state.shut.read, state.shut.write, state.error) = (true, true, Some(Errno::EPIPE));
             drop(state);
             self.common.changed.wake_all();
