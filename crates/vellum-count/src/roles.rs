@@ -1,4 +1,4 @@
-//! Which addresses of a kernel mean what, and their text form, which the command writes and the
+//! The meanings of addresses of a kernel, and their text form, which the command writes and the
 //! plugin reads.
 
 use std::fmt::{self, Display};
@@ -40,7 +40,7 @@ pub struct Place {
 pub struct Roles {
     /// The places, in any order.
     pub places: Vec<Place>,
-    /// Where instructions that return from an exception do so; empty if everywhere.
+    /// The places where an instruction that returns from an exception does so; empty: everywhere.
     pub returns: Vec<Range<u64>>,
     /// The address of the kernel's table of causes, for [`Role::Notes`], and a name for each of
     /// its bytes that means one.

@@ -1,4 +1,4 @@
-//! What is known of a block when it is translated.
+//! Describes a block of instructions when QEMU translates it.
 
 use crate::roles::{Place, Role, Roles};
 use crate::tally::{Cause, Tally};
@@ -35,7 +35,7 @@ impl Block {
     }
 }
 
-/// What a place means: [`Role`], with causes for names.
+/// The meaning of a place: a [`Role`], with causes for names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     Entry(Cause),

@@ -30,7 +30,7 @@ use block::{Block, Mark, Marks};
 use std::collections::HashMap;
 use thread::{Base, Frame, Thread};
 
-/// Whether instructions are counted.
+/// The part of the run, which decides whether the plugin counts instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Window {
     /// The program has not begun.
@@ -43,7 +43,7 @@ enum Window {
     Closed,
 }
 
-/// What a CPU is about to do next, as far as blocks without a mark are concerned.
+/// The state of a CPU, by which a block without a mark is attributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// It is in user mode.

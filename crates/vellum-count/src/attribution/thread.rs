@@ -15,7 +15,7 @@ pub struct Frame {
     pub unnamed: Option<u64>,
 }
 
-/// What a thread without frames does.
+/// The activity of a thread without frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Base {
     /// It is on its way to user mode for the first time, or is a task of the kernel.
@@ -30,7 +30,7 @@ pub enum Base {
 pub struct Thread {
     /// The frames, the lowest first.
     pub frames: Vec<Frame>,
-    /// What it does without frames.
+    /// Its activity without frames.
     pub base: Base,
     /// The instructions that it has executed without frames, while `base` is [`Base::Start`].
     pub started: u64,

@@ -14,7 +14,7 @@ pub enum RawBlock {}
 pub enum RawInstruction {}
 enum Scoreboard {}
 
-/// What QEMU says of itself.
+/// QEMU's description of itself.
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct Info {
@@ -56,7 +56,7 @@ extern "C" fn count_one(_: c_uint, _: *mut c_void) {
     EXECUTED.store(EXECUTED.load(Relaxed) + 1, Relaxed);
 }
 
-/// How instructions are counted.
+/// The way in which the plugin counts instructions.
 #[derive(Clone, Copy)]
 enum Counter {
     /// All CPUs add to one word. They take turns in one thread of QEMU.
@@ -71,7 +71,7 @@ enum Counter {
     Called { call: unsafe extern "C" fn(*mut RawInstruction, OnBlock, c_int, *mut c_void) },
 }
 
-/// How the bytes of an instruction are read.
+/// The way in which the plugin reads the bytes of an instruction.
 #[derive(Clone, Copy)]
 enum Bytes {
     Pointer(unsafe extern "C" fn(*const RawInstruction) -> *const c_void),
