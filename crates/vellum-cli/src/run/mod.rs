@@ -303,10 +303,10 @@ impl Task {
     }
 }
 
-/// What the host has for a machine.
+/// The host's means for running a machine.
 #[derive(Clone, Copy)]
 pub struct Host<'a> {
-    /// How QEMU runs it.
+    /// The accelerator with which QEMU runs it.
     pub accel: Accel,
     /// The plugin that counts kernel work.
     pub plugin: Option<&'a Plugin>,
