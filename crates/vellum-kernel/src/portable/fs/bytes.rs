@@ -161,9 +161,12 @@ mod tests {
             assert_eq!((bytes.len(), bytes.is_empty()), (model.len(), model.is_empty()));
             assert!(bytes.pages.len() <= bytes.len().div_ceil(PAGE) + 1, "more pages than the bytes need");
             assert_eq!(bytes.first().is_empty(), model.is_empty());
-            let from = random.rand_range(0..bytes.len() as u32 + 1) as usize;
-            let pieces: Vec<u8> = bytes.pieces(from).flatten().copied().collect();
-            assert!(pieces.iter().eq(model.iter().skip(from)));
+            // A comparison of all bytes takes longer than the rest.
+            if step % 200 == 0 {
+                let from = random.rand_range(0..bytes.len() as u32 + 1) as usize;
+                let pieces: Vec<u8> = bytes.pieces(from).flatten().copied().collect();
+                assert!(pieces.iter().eq(model.iter().skip(from)));
+            }
         }
     }
 }
