@@ -117,7 +117,7 @@ pub fn locks() -> &'static Arc<Locks> {
 /// Releases a process's locks on a file, because the process has closed a descriptor of it (POSIX).
 pub fn closed(process: u32, open: &Open) {
     if world().locks.any() {
-        world().locks.release_all(Owner::Process(process), Some(open.inode().meta().identity()));
+        world().locks.release_all(Owner::Process(process), Some(open.inode().identity()));
     }
 }
 

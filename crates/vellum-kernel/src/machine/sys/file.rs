@@ -145,7 +145,7 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
             }
             // A pipe has another use for the flag.
             let may_be_direct =
-                || open.inode().meta().kind == Kind::Fifo || open.file().is_ok_and(|file| file.permits_direct());
+                || open.inode().kind() == Kind::Fifo || open.file().is_ok_and(|file| file.permits_direct());
             if argument as u32 & abi::O_DIRECT != 0 && !may_be_direct() {
                 return Err(Errno::EINVAL);
             }
@@ -217,7 +217,7 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     }
     let open = open_of(thread, fd)?;
     let mut bytes = UserBytes::many(thread, pieces, count)?;
-    if open.inode().meta().kind != Kind::Fifo {
+    if open.inode().kind() != Kind::Fifo {
         return Err(Errno::EBADF);
     }
     let waits = flags & AT_ONCE == 0;

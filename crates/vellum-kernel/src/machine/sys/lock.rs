@@ -62,7 +62,7 @@ pub async fn fcntl(thread: &Arc<Thread>, open: &Arc<Open>, command: u32, at: u64
     }
     open.file()?;
     let owner = if of_open { open.lock_owner(locks) } else { Owner::Process(thread.process.pid) };
-    let subject = (open.inode().meta().identity(), Class::Record);
+    let subject = (open.inode().identity(), Class::Record);
     let lock = Lock { owner, exclusive: asked.kind == EXCLUSIVE, range: asked.range };
     match (command, asked.kind) {
         (abi::F_GETLK | abi::F_OFD_GETLK, SHARED | EXCLUSIVE) => answer(thread, at, locks.conflict(&subject, &lock)),
@@ -104,7 +104,7 @@ pub async fn flock(thread: &Arc<Thread>, fd: u64, operation: u64) -> Answer {
     let operation = operation as u32;
     let wait = operation & abi::LOCK_NB == 0;
     let owner = open.lock_owner(locks);
-    let subject = (open.inode().meta().identity(), Class::Flock);
+    let subject = (open.inode().identity(), Class::Flock);
     let range = 0..u64::MAX;
     let exclusive = match operation & !abi::LOCK_NB {
         abi::LOCK_UN => return locks.release(&subject, owner, &range).map(|()| 0),

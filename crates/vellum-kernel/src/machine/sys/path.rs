@@ -369,7 +369,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     } else {
         with(thread, at, path, |view| files::executable(&view, path, follow))?
     };
-    if file.0.meta().kind == Kind::Link {
+    if file.0.kind() == Kind::Link {
         return Err(Errno::ELOOP);
     }
     thread.credentials().file_credentials().may(&file.0.meta(), Access::EXECUTE)?;

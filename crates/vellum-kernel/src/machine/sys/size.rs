@@ -24,7 +24,7 @@ pub async fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let file = open.writable().map_err(|_| Errno::EINVAL)?;
-    if open.inode().meta().kind != Kind::Regular {
+    if open.inode().kind() != Kind::Regular {
         return Err(Errno::EINVAL);
     }
     may_resize(thread, &**open.inode(), size)?;

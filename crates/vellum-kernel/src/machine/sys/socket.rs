@@ -107,7 +107,7 @@ pub fn resolve(thread: &Thread, address: Address) -> Result<Address, Errno> {
         view.cred.may(&inode.meta(), Access::WRITE)?;
         Ok(inode)
     })?;
-    if inode.meta().kind != Kind::Socket {
+    if inode.kind() != Kind::Socket {
         return Err(Errno::ECONNREFUSED);
     }
     Ok(Address::Unix(Name::Path(name, Some(inode))))

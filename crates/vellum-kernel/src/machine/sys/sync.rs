@@ -78,7 +78,7 @@ pub async fn make_room(thread: &Arc<Thread>, open: &Open, at: u64, len: usize) -
 /// Implements `fsync` and `fdatasync`. Files in memory have nothing to write.
 pub async fn fsync(thread: &Arc<Thread>, fd: u64) -> Answer {
     let open = open_of(thread, fd)?;
-    if matches!(open.inode().meta().kind, Kind::Fifo | Kind::Char | Kind::Socket) {
+    if matches!(open.inode().kind(), Kind::Fifo | Kind::Char | Kind::Socket) {
         return Err(Errno::EINVAL);
     }
     let node = open.inode().as_any().downcast_ref::<Node>();
@@ -128,7 +128,7 @@ pub async fn range(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, flags: 
     let (Some(end), 0, true) = (end, flags as u32 & !(WAITS | abi::SYNC_FILE_RANGE_WRITE), offset as i64 >= 0) else {
         return Err(Errno::EINVAL);
     };
-    match open.inode().meta().kind {
+    match open.inode().kind() {
         Kind::Regular | Kind::Block | Kind::Directory | Kind::Link => {}
         _ => return Err(Errno::ESPIPE),
     }
@@ -177,7 +177,7 @@ pub async fn advise(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, advice
     if open.flags() & abi::O_PATH != 0 {
         return Err(Errno::EBADF);
     }
-    match open.inode().meta().kind {
+    match open.inode().kind() {
         Kind::Fifo => return Err(Errno::ESPIPE),
         _ if (len as i64) < 0 || advice > 5 => return Err(Errno::EINVAL),
         _ => {}
@@ -202,7 +202,7 @@ pub async fn advise(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, advice
 /// Implements `readahead`.
 pub fn readahead(thread: &Thread, fd: u64, offset: u64, len: u64) -> Answer {
     let open = open_of(thread, fd)?;
-    let kind = open.inode().meta().kind;
+    let kind = open.inode().kind();
     if kind == Kind::Directory {
         return Err(Errno::EINVAL);
     }

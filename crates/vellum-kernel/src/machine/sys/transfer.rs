@@ -181,7 +181,7 @@ pub async fn preadv2(thread: &Arc<Thread>, fd: u64, to: Memory, at: u64, flags: 
 /// Implements `pwritev2`.
 pub async fn pwritev2(thread: &Arc<Thread>, fd: u64, from: Memory, at: u64, flags: u64) -> Answer {
     let written = write(thread, fd, from, offset(at, flags)?).await?;
-    let is_kept = matches!(open_of(thread, fd)?.inode().meta().kind, Kind::Regular | Kind::Block);
+    let is_kept = matches!(open_of(thread, fd)?.inode().kind(), Kind::Regular | Kind::Block);
     if is_kept && flags as u32 & (abi::RWF_DSYNC | abi::RWF_SYNC) != 0 {
         sync::fsync(thread, fd).await?;
     }

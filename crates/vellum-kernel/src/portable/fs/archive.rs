@@ -111,7 +111,7 @@ pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
         let kind = Kind::of(entry.mode)?;
         let is_root = matches!(path, b"" | b"." | b"/");
         if !is_root && view.find(path, false)?.inode.is_some() {
-            if kind == Kind::Directory && view.get(path, true).is_ok_and(|inode| inode.meta().kind == kind) {
+            if kind == Kind::Directory && view.get(path, true).is_ok_and(|inode| inode.kind() == kind) {
                 continue;
             }
             view.remove(path, false)?;
@@ -213,7 +213,7 @@ mod tests {
                 found.map(|inode| (inode.meta().mode, inode.meta().size.min(16))),
                 [(0o755, 15), (0o755, 15), (0o600, 0), (0o700, 16)]
             );
-            assert_eq!(view.get(b"/bin", false).unwrap().meta().kind, Kind::Link);
+            assert_eq!(view.get(b"/bin", false).unwrap().kind(), Kind::Link);
             assert_eq!(view.get(b"/link", true).unwrap().meta().size, 15, "the archive's link");
         }
     }

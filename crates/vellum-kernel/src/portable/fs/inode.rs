@@ -79,6 +79,17 @@ pub trait Inode: Send + Sync + Any {
     /// Returns the attributes.
     fn meta(&self) -> Meta;
 
+    /// Returns [`Meta::identity`] of the attributes. An inode knows that without them, which may
+    /// need locks and counts.
+    fn identity(&self) -> (u64, u64) {
+        self.meta().identity()
+    }
+
+    /// Returns the file type in the attributes.
+    fn kind(&self) -> Kind {
+        self.meta().kind
+    }
+
     /// Changes attributes. The caller has checked the permissions.
     ///
     /// # Errors

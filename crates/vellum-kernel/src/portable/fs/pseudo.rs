@@ -145,6 +145,14 @@ impl Inode for PseudoDirectory {
         self.system.with_owner(&self.meta)
     }
 
+    fn identity(&self) -> (u64, u64) {
+        self.meta.identity()
+    }
+
+    fn kind(&self) -> Kind {
+        self.meta.kind
+    }
+
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
         Err(Errno::EISDIR)
     }

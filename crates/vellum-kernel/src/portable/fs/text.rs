@@ -91,6 +91,14 @@ impl Inode for Text {
         self.system.with_owner(&self.meta)
     }
 
+    fn identity(&self) -> (u64, u64) {
+        self.meta.identity()
+    }
+
+    fn kind(&self) -> Kind {
+        self.meta.kind
+    }
+
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
         Ok(Arc::new(OpenText { text: self, snapshot: Mutex::new(None) }))
     }
@@ -197,6 +205,14 @@ impl Inode for Binary {
         self.system.with_owner(&self.meta)
     }
 
+    fn identity(&self) -> (u64, u64) {
+        self.meta.identity()
+    }
+
+    fn kind(&self) -> Kind {
+        self.meta.kind
+    }
+
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
         Ok(self)
     }
@@ -258,6 +274,14 @@ impl Link {
 impl Inode for Link {
     fn meta(&self) -> Meta {
         self.system.with_owner(&self.meta)
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        self.meta.identity()
+    }
+
+    fn kind(&self) -> Kind {
+        self.meta.kind
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {

@@ -84,7 +84,7 @@ impl View<'_> {
                 }
                 Err(error) => return Err(error),
             };
-            if inode.meta().kind == Kind::Link && (!last || follow || slash) {
+            if inode.kind() == Kind::Link && (!last || follow || slash) {
                 links += 1;
                 if links > MAX_LINKS {
                     return Err(Errno::ELOOP);

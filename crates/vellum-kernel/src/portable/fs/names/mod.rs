@@ -53,7 +53,7 @@ pub struct Mount {
 
 /// Returns true if both are the same inode: of the same device, with the same number.
 fn same_inode(one: &Arc<dyn Inode>, other: &Arc<dyn Inode>) -> bool {
-    one.meta().identity() == other.meta().identity()
+    one.identity() == other.identity()
 }
 
 /// Returns a directory's operations.
@@ -155,8 +155,8 @@ impl Namespace {
             if mounts.is_empty() {
                 return inode;
             }
-            let identity = inode.meta().identity();
-            match mounts.iter().find(|mount| mount.on.meta().identity() == identity) {
+            let identity = inode.identity();
+            match mounts.iter().find(|mount| mount.on.identity() == identity) {
                 Some(mount) => inode = mount.root.clone(),
                 None => return inode,
             }

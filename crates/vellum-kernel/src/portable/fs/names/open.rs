@@ -103,7 +103,7 @@ impl View<'_> {
         if flags & O_DIRECT != 0 && !file.as_ref().is_some_and(|file| file.permits_direct()) {
             return Err(Errno::EINVAL);
         }
-        if truncates && inode.meta().kind == Kind::Regular {
+        if truncates && inode.kind() == Kind::Regular {
             inode.truncate(0)?;
         }
         writing = writing.filter(|_| writes);

@@ -4,6 +4,7 @@
 use super::node::Node;
 use crate::errno::Errno;
 use crate::fs::inode::FIRST;
+use crate::fs::inode::Inode;
 use crate::fs::meta::Kind;
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};

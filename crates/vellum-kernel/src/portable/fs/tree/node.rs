@@ -218,16 +218,6 @@ impl Node {
         self.entries().is_some()
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        match &self.body {
-            Body::Directory(_) => Kind::Directory,
-            Body::Regular(_) => Kind::Regular,
-            Body::Link(_) => Kind::Link,
-            Body::Fifo(_) => Kind::Fifo,
-            Body::Other(kind) => *kind,
-        }
-    }
-
     /// Sets the link count of an inode without a name to zero. `linkable`: `linkat` may give it a
     /// name.
     pub(super) fn clear_links(&self, linkable: bool) {
@@ -311,6 +301,20 @@ impl Drop for Node {
 }
 
 impl Inode for Node {
+    fn identity(&self) -> (u64, u64) {
+        (self.fs.device.number(), self.number)
+    }
+
+    fn kind(&self) -> Kind {
+        match &self.body {
+            Body::Directory(_) => Kind::Directory,
+            Body::Regular(_) => Kind::Regular,
+            Body::Link(_) => Kind::Link,
+            Body::Fifo(_) => Kind::Fifo,
+            Body::Other(kind) => *kind,
+        }
+    }
+
     fn meta(&self) -> Meta {
         let (size, used) = match &self.body {
             Body::Directory(entries) => (entries.lock().len() as u64 * ENTRY_SIZE, 0),

@@ -23,7 +23,7 @@ fn key_of(name: &Name) -> Option<Key> {
     match name {
         Name::Abstract(name) => Some(Key::Abstract(name.clone())),
         Name::Path(_, Some(inode)) => {
-            let (device, number) = inode.meta().identity();
+            let (device, number) = inode.identity();
             Some(Key::Inode(device, number))
         }
         _ => None,
