@@ -27,6 +27,17 @@ pub struct Change {
     pub modified: Option<Time>,
 }
 
+impl Change {
+    /// Makes the change to attributes; their change time stays.
+    pub fn apply(&self, meta: &mut Meta) {
+        meta.mode = self.mode.unwrap_or(meta.mode);
+        meta.uid = self.uid.unwrap_or(meta.uid);
+        meta.gid = self.gid.unwrap_or(meta.gid);
+        meta.accessed = self.accessed.unwrap_or(meta.accessed);
+        meta.modified = self.modified.unwrap_or(meta.modified);
+    }
+}
+
 /// The description of an inode to create.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]

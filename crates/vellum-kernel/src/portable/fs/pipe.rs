@@ -271,10 +271,7 @@ impl Inode for AnonymousPipe {
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
-        let mut meta = self.meta.lock();
-        meta.mode = change.mode.unwrap_or(meta.mode);
-        meta.uid = change.uid.unwrap_or(meta.uid);
-        meta.gid = change.gid.unwrap_or(meta.gid);
+        change.apply(&mut self.meta.lock());
         Ok(())
     }
 

@@ -139,12 +139,7 @@ impl Inode for SlaveInode {
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
-        let mut meta = self.meta.lock();
-        meta.mode = change.mode.unwrap_or(meta.mode);
-        meta.uid = change.uid.unwrap_or(meta.uid);
-        meta.gid = change.gid.unwrap_or(meta.gid);
-        meta.accessed = change.accessed.unwrap_or(meta.accessed);
-        meta.modified = change.modified.unwrap_or(meta.modified);
+        change.apply(&mut self.meta.lock());
         Ok(())
     }
 
