@@ -77,22 +77,8 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     fs::write(file.path(), exiting_program())?;
     let (extras, options) = kernel.needs(None, &[], None, None, None)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[], root: None };
-    let machine = Machine {
-        kernel,
-        archive: &archive::pack(program, &extras, &options)?,
-        accel: Accel::Kvm,
-        cpus: 1,
-        nodes: 1,
-        memory: 256 << 20,
-        disks: &[],
-        root: None,
-        icount: false,
-        cont_blocks: true,
-        ram_disk: None,
-        plugin: None,
-        timeout: Some(ATTEMPT_LIMIT),
-        terminal: false,
-    };
+    let archive = archive::pack(program, &extras, &options)?;
+    let machine = Machine::plain(kernel, &archive, Accel::Kvm, ATTEMPT_LIMIT);
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)
 }
 

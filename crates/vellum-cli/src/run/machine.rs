@@ -52,6 +52,28 @@ pub struct Machine<'a> {
     pub terminal: bool,
 }
 
+impl<'a> Machine<'a> {
+    /// Returns a machine with one CPU, 512 MiB of memory, and nothing else, that may run this long.
+    pub fn plain(kernel: &'a Kernel, archive: &'a [u8], accel: Accel, limit: Duration) -> Self {
+        Self {
+            kernel,
+            archive,
+            accel,
+            cpus: 1,
+            nodes: 1,
+            memory: 512 << 20,
+            disks: &[],
+            root: None,
+            icount: false,
+            cont_blocks: true,
+            ram_disk: None,
+            plugin: None,
+            timeout: Some(limit),
+            terminal: false,
+        }
+    }
+}
+
 /// The result of a run.
 pub struct End {
     pub outcome: Outcome,

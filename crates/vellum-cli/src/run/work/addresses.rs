@@ -125,22 +125,8 @@ fn boot(kernel: &Kernel) -> anyhow::Result<String> {
     let (extras, options) = kernel.needs(None, &[], None, None, None)?;
     let arguments: Vec<String> = roles::wanted(kernel.arch).iter().map(|name| (*name).into()).collect();
     let program = Program { path: &program, arguments: &arguments, environment: &[], files: &[], root: None };
-    let machine = Machine {
-        kernel,
-        archive: &archive::pack(program, &extras, &options)?,
-        accel: accel::best(&[kernel]),
-        cpus: 1,
-        nodes: 1,
-        memory: 512 << 20,
-        disks: &[],
-        root: None,
-        icount: false,
-        cont_blocks: true,
-        ram_disk: None,
-        plugin: None,
-        timeout: Some(LIMIT),
-        terminal: false,
-    };
+    let archive = archive::pack(program, &extras, &options)?;
+    let machine = Machine::plain(kernel, &archive, accel::best(&[kernel]), LIMIT);
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let end = machine.run(io::empty(), &mut output, &mut errors)?;
     if end.outcome != Outcome::Exited(0) {
