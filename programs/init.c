@@ -9,16 +9,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <net/if.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <sys/syscall.h>
@@ -200,28 +204,46 @@ static void attach_swap_disk(void) {
 // The program's root directory.
 static const char *root = "/";
 
-// Lays the archive's files, and a tmpfs that takes all changes, over the file system of the disk at
-// PCI slot 5, which becomes the program's root.
+// Puts the path of the disk with the serial number `root` into `path`.
+static bool find_root(char *path, size_t size) {
+    glob_t serials;
+    bool found = false;
+
+    if (glob("/sys/block/*/serial", 0, NULL, &serials) != 0)
+        return false;
+    for (size_t i = 0; i < serials.gl_pathc && !found; i++) {
+        char serial[32] = "", name[32];
+        int fd = open(serials.gl_pathv[i], O_RDONLY | O_CLOEXEC);
+
+        found = fd >= 0 && read(fd, serial, sizeof serial - 1) >= 0 && strcmp(serial, "root") == 0;
+        if (found && sscanf(serials.gl_pathv[i], "/sys/block/%31[^/]", name) == 1)
+            snprintf(path, size, "/dev/%s", name);
+        if (fd >= 0)
+            close(fd);
+    }
+    globfree(&serials);
+    return found;
+}
+
+// Lays the archive's files, and a tmpfs that takes all changes, over the file system of the disk
+// with the serial number `root`, which becomes the program's root.
 static void open_root(void) {
     static const char *const folders[] = { "files", "lower", "upper", "root" };
     static const char *const shared[] = { "dev", "proc", "sys" };
-    char path[64];
-    glob_t disks;
-    int tries = 0;
+    char disk[64], path[64];
 
-    while (glob("/sys/bus/pci/devices/0000:00:05.0/virtio*/block/*", 0, NULL, &disks) != 0) {
-        if (++tries == 1000)
+    for (int tries = 0; !find_root(disk, sizeof disk); tries++) {
+        if (tries == 1000)
             die("the disk of the root file system");
         usleep(10000);
     }
+    wait_for(disk);
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         snprintf(path, sizeof path, "/.vellum/%s", folders[i]);
         mkdir(path, 0755);
     }
-    snprintf(path, sizeof path, "/dev/%s", strrchr(disks.gl_pathv[0], '/') + 1);
-    wait_for(path);
-    if (mount(path, "/.vellum/lower", "ext4", MS_RDONLY, NULL) != 0)
-        die("mounting %s", path);
+    if (mount(disk, "/.vellum/lower", "ext4", MS_RDONLY, NULL) != 0)
+        die("mounting %s", disk);
     mount_or_die("tmpfs", "/.vellum/upper");
     mkdir("/.vellum/upper/changes", 0755);
     mkdir("/.vellum/upper/work", 0755);
@@ -241,7 +263,6 @@ static void open_root(void) {
     snprintf(path, sizeof path, "%s/tmp", root);
     mkdir(path, 0755);
     chmod(path, 01777);
-    globfree(&disks);
 }
 
 // Follows lines `key=value`: modules to load, in this order, then zswap to
@@ -271,6 +292,21 @@ static void follow_options(void) {
     free(text);
 }
 
+// Takes the interface for connections within the machine into use, if the kernel has one.
+static void raise_loopback(void) {
+    struct ifreq lo = { .ifr_name = "lo" };
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return;
+    if (ioctl(fd, SIOCGIFFLAGS, &lo) == 0) {
+        lo.ifr_flags |= IFF_UP;
+        if (ioctl(fd, SIOCSIFFLAGS, &lo) != 0)
+            die("the interface lo");
+    }
+    close(fd);
+}
+
 static void prepare(void) {
     umask(0);
     mount_or_die("devtmpfs", "/dev");
@@ -286,6 +322,7 @@ static void prepare(void) {
     symlink("/proc/self/fd/1", "/dev/stdout");
     symlink("/proc/self/fd/2", "/dev/stderr");
     umask(022);
+    raise_loopback();
     follow_options();
 }
 

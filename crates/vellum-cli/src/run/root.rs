@@ -76,7 +76,8 @@ impl Root {
                 // file.
                 let file = format!("driver=raw,file.driver=file,file.filename={path}");
                 qemu.args(["-drive", &format!("if=none,id=root,snapshot=on,cache=unsafe,{file}"), "-device"]);
-                qemu.arg(format!("virtio-blk-pci,drive=root,addr={SLOT},disable-legacy=on"));
+                // Linux's init finds the disk by the serial number.
+                qemu.arg(format!("virtio-blk-pci,drive=root,serial=root,addr={SLOT},disable-legacy=on"));
             }
         }
         Ok(())
