@@ -26,8 +26,12 @@ pub const EXCEPTION: Cause = Cause(7);
 /// System calls that did not show their name.
 pub const NAMELESS: Cause = Cause(8);
 
+/// Further iterations of the kernel's string instructions, such as `rep movsb`, each of which counts
+/// as one instruction. They are no instructions.
+pub const REPETITIONS: Cause = Cause(9);
+
 /// The names of the constants above, in their order. No system call has such a name.
-const FIXED: [&str; 9] = [
+const FIXED: [&str; 10] = [
     "program",
     "idle",
     "init",
@@ -37,6 +41,7 @@ const FIXED: [&str; 9] = [
     "page fault",
     "other exception",
     "other system call",
+    "string repetitions",
 ];
 
 /// The counts of a cause.
@@ -95,9 +100,9 @@ impl Tally {
     }
 
     /// Returns the causes of kernel work that occurred, with their names and counts: all except
-    /// [`PROGRAM`], [`IDLE`] and [`INIT`].
+    /// [`PROGRAM`], [`IDLE`], [`INIT`] and [`REPETITIONS`].
     pub fn kernel_work(&self) -> impl Iterator<Item = (&str, Count)> {
-        let apart = [PROGRAM, IDLE, INIT].map(|cause| cause.0 as usize);
+        let apart = [PROGRAM, IDLE, INIT, REPETITIONS].map(|cause| cause.0 as usize);
         let rows = self.rows.iter().enumerate().filter(move |(at, _)| !apart.contains(at));
         rows.map(|(_, (name, count))| (name.as_str(), *count)).filter(|(_, count)| *count != Count::default())
     }

@@ -54,6 +54,21 @@ pub enum Mode {
     Unsettled,
 }
 
+/// What all CPUs have executed up to a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Executed {
+    /// The number of instructions.
+    pub instructions: u64,
+    /// The number of repetitions of string instructions ([`tally::REPETITIONS`]).
+    pub repetitions: u64,
+}
+
+impl From<u64> for Executed {
+    fn from(instructions: u64) -> Self {
+        Self { instructions, repetitions: 0 }
+    }
+}
+
 #[derive(Default)]
 struct Cpu {
     thread: Thread,
@@ -73,9 +88,9 @@ pub struct Machine {
     cpus: Vec<Cpu>,
     /// The threads that no CPU runs.
     waiting: HashMap<u64, Thread>,
-    /// The CPU that executed the latest block, and the instructions up to its beginning.
+    /// The CPU that executed the latest block, and what had been executed at its beginning.
     running: usize,
-    charged: u64,
+    charged: Executed,
     window: Window,
     has_init: bool,
     /// True if the first process that calls the kernel is not the program.
@@ -98,7 +113,7 @@ impl Machine {
             cpus: Vec::new(),
             waiting: HashMap::new(),
             running: 0,
-            charged: 0,
+            charged: Executed::default(),
             window: Window::Before,
             has_init: false,
             expects_init: roles.init_ends_by.is_some(),
@@ -127,8 +142,8 @@ impl Machine {
         }
     }
 
-    /// A CPU begins a block. `now` is the number of instructions that all CPUs have executed.
-    pub fn block(&mut self, cpu: usize, now: u64, block: Block) {
+    /// A CPU begins a block. `now` is what all CPUs have executed.
+    pub fn block(&mut self, cpu: usize, now: impl Into<Executed>, block: Block) {
         self.turn_to(cpu, now);
         let state = &mut self.cpus[cpu];
         let came_from_user = std::mem::replace(&mut state.in_user, block.is_user());
@@ -165,7 +180,7 @@ impl Machine {
     }
 
     /// The function that switches reads this address.
-    pub fn reads_in_switch(&mut self, cpu: usize, now: u64, address: u64) {
+    pub fn reads_in_switch(&mut self, cpu: usize, now: impl Into<Executed>, address: u64) {
         if !self.cpus.get(cpu).is_some_and(|cpu| cpu.switches) {
             return;
         }
@@ -179,7 +194,7 @@ impl Machine {
     }
 
     /// The kernel notes a cause by a read of this address.
-    pub fn notes(&mut self, cpu: usize, now: u64, address: u64) {
+    pub fn notes(&mut self, cpu: usize, now: impl Into<Executed>, address: u64) {
         let Some(cause) = self.marks.noted(address) else { return };
         self.turn_to(cpu, now);
         if cause == self.ends {
@@ -198,7 +213,7 @@ impl Machine {
     }
 
     /// Returns the counts up to now.
-    pub fn finish(&mut self, now: u64) -> Tally {
+    pub fn finish(&mut self, now: impl Into<Executed>) -> Tally {
         self.turn_to(self.running, now);
         let mut tally = self.tally.clone();
         for thread in self.waiting.values().chain(self.cpus.iter().map(|cpu| &cpu.thread)) {
@@ -217,15 +232,19 @@ impl Machine {
 
     /// Charges the instructions up to now to what the CPU did that executed them, and makes `cpu`
     /// the CPU that executes what follows.
-    fn turn_to(&mut self, cpu: usize, now: u64) {
+    fn turn_to(&mut self, cpu: usize, now: impl Into<Executed>) {
         if self.cpus.len() <= cpu {
             self.cpus.resize_with(cpu + 1, Cpu::default);
         }
-        let executed = now - self.charged;
-        self.charged = now;
+        let now = now.into();
+        let charged = std::mem::replace(&mut self.charged, now);
+        let executed = now.instructions - charged.instructions;
         let Cpu { thread, in_user, .. } = &mut self.cpus[std::mem::replace(&mut self.running, cpu)];
         if self.window != Window::Open {
             return;
+        }
+        if !*in_user {
+            self.tally.count(tally::REPETITIONS).instructions += now.repetitions - charged.repetitions;
         }
         let cause = match (thread.frames.last_mut(), thread.base) {
             _ if *in_user && !thread.is_init => tally::PROGRAM,

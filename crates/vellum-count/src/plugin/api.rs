@@ -36,8 +36,9 @@ struct PerCpu {
 
 /// Called when a block is translated.
 pub type OnTranslation = extern "C" fn(PluginId, *mut RawBlock);
-/// Called when a block is executed, with the CPU and the word that was given for the block.
-pub type OnBlock = extern "C" fn(c_uint, *mut c_void);
+/// Called when a block or an instruction is executed, with the CPU and the word that was given for
+/// it.
+pub type OnExecution = extern "C" fn(c_uint, *mut c_void);
 /// Called when an instruction accesses memory, with the CPU, the kind of access, and the address.
 pub type OnAccess = extern "C" fn(c_uint, u32, u64, *mut c_void);
 /// Called when QEMU ends.
@@ -68,7 +69,7 @@ enum Counter {
         words: PerCpu,
     },
     /// All CPUs call a function.
-    Called { call: unsafe extern "C" fn(*mut RawInstruction, OnBlock, c_int, *mut c_void) },
+    Called,
 }
 
 /// The way in which the plugin reads the bytes of an instruction.
@@ -83,7 +84,8 @@ enum Bytes {
 pub struct Api {
     on_translation: unsafe extern "C" fn(PluginId, OnTranslation),
     on_end: unsafe extern "C" fn(PluginId, OnEnd, *mut c_void),
-    on_block: unsafe extern "C" fn(*mut RawBlock, OnBlock, c_int, *mut c_void),
+    on_block: unsafe extern "C" fn(*mut RawBlock, OnExecution, c_int, *mut c_void),
+    on_instruction: unsafe extern "C" fn(*mut RawInstruction, OnExecution, c_int, *mut c_void),
     on_access: unsafe extern "C" fn(*mut RawInstruction, OnAccess, c_int, c_int, *mut c_void),
     instructions: unsafe extern "C" fn(*const RawBlock) -> usize,
     instruction: unsafe extern "C" fn(*const RawBlock, usize) -> *mut RawInstruction,
@@ -139,7 +141,7 @@ impl Api {
             } else if cpus > 1 {
                 // QEMU 10.0 crashes in what it generates for such a word, where several CPUs take
                 // turns in one thread.
-                Counter::Called { call: function(c"qemu_plugin_register_vcpu_insn_exec_cb")? }
+                Counter::Called
             } else {
                 let new: unsafe extern "C" fn(usize) -> *mut Scoreboard = function(c"qemu_plugin_scoreboard_new")?;
                 Counter::Own {
@@ -152,6 +154,7 @@ impl Api {
                 on_translation: function(c"qemu_plugin_register_vcpu_tb_trans_cb")?,
                 on_end: function(c"qemu_plugin_register_atexit_cb")?,
                 on_block: function(c"qemu_plugin_register_vcpu_tb_exec_cb")?,
+                on_instruction: function(c"qemu_plugin_register_vcpu_insn_exec_cb")?,
                 on_access: function(c"qemu_plugin_register_vcpu_mem_cb")?,
                 instructions: function(c"qemu_plugin_tb_n_insns")?,
                 instruction: function(c"qemu_plugin_tb_get_insn")?,
@@ -169,7 +172,7 @@ impl Api {
     /// executes are counted one by one.
     pub fn executed(&self) -> u64 {
         match self.counter {
-            Counter::Shared { .. } | Counter::Called { .. } => EXECUTED.load(Relaxed),
+            Counter::Shared { .. } | Counter::Called => EXECUTED.load(Relaxed),
             // SAFETY: the scoreboard is never freed.
             Counter::Own { sum, words, .. } => unsafe { sum(words) },
         }
@@ -235,7 +238,7 @@ impl Translated<'_> {
     }
 
     /// Has `function` called, with `word`, before each execution.
-    pub fn on_execution(&self, function: OnBlock, word: usize) {
+    pub fn on_execution(&self, function: OnExecution, word: usize) {
         // SAFETY: as above; the word is only passed on.
         unsafe { (self.api.on_block)(self.raw, function, NO_REGISTERS, word as *mut c_void) };
     }
@@ -274,9 +277,15 @@ impl Instruction<'_> {
             Counter::Shared { add, word } => unsafe { add(self.raw, ADD, word.as_ptr().cast(), 1) },
             // SAFETY: as above; the scoreboard is never freed.
             Counter::Own { add, words, .. } => unsafe { add(self.raw, ADD, words, 1) },
-            // SAFETY: as above.
-            Counter::Called { call } => unsafe { call(self.raw, count_one, NO_REGISTERS, core::ptr::null_mut()) },
+            Counter::Called => self.on_execution(count_one, 0),
         }
+    }
+
+    /// Has `function` called, with `word`, before each execution. An iteration of a string
+    /// instruction is one; from QEMU 10.0 on several may be.
+    pub fn on_execution(&self, function: OnExecution, word: usize) {
+        // SAFETY: as above; the word is only passed on.
+        unsafe { (self.api.on_instruction)(self.raw, function, NO_REGISTERS, word as *mut c_void) };
     }
 
     /// Has `function` called after each access to memory; QEMU 7.2 calls it after some accesses of

@@ -11,17 +11,20 @@
 //! | module | contents |
 //! |---|---|
 //! | [`api`] | QEMU's functions |
+//! | [`strings`] | instructions that count once and execute many times |
 
 pub mod api;
+pub mod strings;
 
 use crate::attribution::block::Block;
-use crate::attribution::{Machine, Mode};
+use crate::attribution::{Executed, Machine, Mode};
 use crate::roles::Roles;
 use api::{Api, Info, PluginId, RawBlock};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use strings::Repetitions;
 
 /// The status with which QEMU ends if it was to load the plugin and nothing else.
 pub const PROBED: i32 = 86;
@@ -52,6 +55,8 @@ struct Plugin {
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+/// The repetitions of string instructions, in all modes.
+static REPETITIONS: Repetitions = Repetitions::new();
 /// The CPU that executed the latest block.
 static RUNNING: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The word of the blocks that change nothing as long as this CPU executes them:
@@ -110,13 +115,21 @@ fn prepare(info: &Info, words: &[String]) -> Result<Plugin, String> {
     Ok(Plugin { api, machine: Mutex::new(Machine::new(&roles)), out })
 }
 
-/// Runs `f` with the machine and the number of instructions so far, and notes what the CPU is about
-/// to do.
-fn follow(cpu: c_uint, f: impl FnOnce(&mut Machine, usize, u64)) {
+impl Plugin {
+    /// Returns what all CPUs have executed.
+    fn executed(&self) -> Executed {
+        let repetitions = REPETITIONS.count();
+        Executed { instructions: self.api.executed() - repetitions, repetitions }
+    }
+}
+
+/// Runs `f` with the machine and what has been executed so far, and notes what the CPU is about to
+/// do.
+fn follow(cpu: c_uint, f: impl FnOnce(&mut Machine, usize, Executed)) {
     let Some(plugin) = PLUGIN.get() else { return };
     let cpu = cpu as usize;
     let mut machine = plugin.machine.lock().unwrap_or_else(PoisonError::into_inner);
-    f(&mut machine, cpu, plugin.api.executed());
+    f(&mut machine, cpu, plugin.executed());
     let expected = match machine.mode(cpu) {
         Mode::User => Block::USER.0,
         Mode::Kernel => Block::KERNEL.0,
@@ -137,10 +150,13 @@ extern "C" fn translates(_: PluginId, block: *mut RawBlock) {
     block.on_execution(executes, word.0);
     for instruction in block.instructions() {
         instruction.count();
+        let address = instruction.address();
+        if strings::repeats(instruction.bytes()) {
+            instruction.on_execution(iterates, address as usize);
+        }
         if word.is_user() {
             continue;
         }
-        let address = instruction.address();
         if machine.marks().is_in_switch(address) {
             instruction.on_access(accesses_in_switch);
         } else if machine.marks().is_in_notes(address) {
@@ -165,6 +181,11 @@ extern "C" fn executes(cpu: c_uint, word: *mut c_void) {
     }
 }
 
+extern "C" fn iterates(_: c_uint, address: *mut c_void) {
+    let Some(Plugin { api, .. }) = PLUGIN.get() else { return };
+    REPETITIONS.iterates(address as usize, api.executed());
+}
+
 extern "C" fn accesses_in_switch(cpu: c_uint, kind: u32, address: u64, _: *mut c_void) {
     if PLUGIN.get().is_none_or(|plugin| plugin.api.is_store(kind)) {
         return;
@@ -177,8 +198,8 @@ extern "C" fn notes(cpu: c_uint, _: u32, address: u64, _: *mut c_void) {
 }
 
 extern "C" fn ends(_: PluginId, _: *mut c_void) {
-    let Some(Plugin { api, machine, out }) = PLUGIN.get() else { return };
-    let tally = machine.lock().unwrap_or_else(PoisonError::into_inner).finish(api.executed());
+    let Some(plugin @ Plugin { machine, out, .. }) = PLUGIN.get() else { return };
+    let tally = machine.lock().unwrap_or_else(PoisonError::into_inner).finish(plugin.executed());
     if let Err(error) = std::fs::write(out, tally.to_string()) {
         eprintln!("vellum-count: {}: {error}", out.display());
     }

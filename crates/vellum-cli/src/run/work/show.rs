@@ -3,7 +3,7 @@
 use crate::bench::report::terminal::STYLE;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value};
-use vellum_count::tally::{Count, IDLE, INIT, PROGRAM, Tally};
+use vellum_count::tally::{Count, IDLE, INIT, PROGRAM, REPETITIONS, Tally};
 
 /// The counts of one kernel, under the name of its column.
 pub type Column<'a> = (&'a str, &'a Tally);
@@ -43,6 +43,7 @@ fn rows(columns: &[Column]) -> (Vec<Row>, Vec<Row>) {
         apart("the program itself", &|tally| tally.of(PROGRAM)),
         apart("idle", &|tally| tally.of(IDLE)),
         apart("init", &|tally| tally.of(INIT)),
+        apart("string repetitions", &|tally| tally.of(REPETITIONS)),
     ];
     let occurs = |row: &Row| row.counts.iter().any(|count| *count != Count::default());
     (rows, others.into_iter().filter(occurs).collect())
