@@ -47,7 +47,7 @@ pub fn add_watch(thread: &Thread, fd: u64, path: u64, mask: u64) -> Answer {
     if mask & abi::IN_ONLYDIR != 0 && inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
-    thread.credentials().file_credentials().may(&meta, Access::READ)?;
+    thread.credentials().file_credentials().may(meta.rights(), Access::READ)?;
     // File systems of the kernel report no events; a watch of their files waits for ever.
     let watches = inode.watches(true).cloned().unwrap_or_default();
     instance.add(&watches, [meta.inode, meta.device.number()], mask).map(|number| number as u64)

@@ -180,7 +180,7 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     let effective = flags as u32 & abi::AT_EACCESS != 0;
     let who = if effective { credentials.file_credentials() } else { credentials.real_credentials() };
     let inode = named_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?.inode;
-    who.may(&inode.meta(), Access(mode as u32)).map(|()| 0)
+    who.may(inode.rights(), Access(mode as u32)).map(|()| 0)
 }
 
 /// Implements `mkdir` and `mkdirat`.
@@ -335,7 +335,7 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
-    thread.credentials().file_credentials().may(&inode.meta(), Access::EXECUTE)?;
+    thread.credentials().file_credentials().may(inode.rights(), Access::EXECUTE)?;
     *thread.files().current.lock() = inode;
     Ok(0)
 }
@@ -372,7 +372,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
     if file.0.kind() == Kind::Link {
         return Err(Errno::ELOOP);
     }
-    thread.credentials().file_credentials().may(&file.0.meta(), Access::EXECUTE)?;
+    thread.credentials().file_credentials().may(file.0.rights(), Access::EXECUTE)?;
     Ok(file)
 }
 

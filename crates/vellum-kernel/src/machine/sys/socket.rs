@@ -104,7 +104,7 @@ pub fn resolve(thread: &Thread, address: Address) -> Result<Address, Errno> {
     let Address::Unix(Name::Path(name, _)) = address else { return Ok(address) };
     let inode = path::with(thread, path::HERE, &name, |view| {
         let inode = view.get(&name, true)?;
-        view.cred.may(&inode.meta(), Access::WRITE)?;
+        view.cred.may(inode.rights(), Access::WRITE)?;
         Ok(inode)
     })?;
     if inode.kind() != Kind::Socket {

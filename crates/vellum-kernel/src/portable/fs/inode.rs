@@ -1,8 +1,9 @@
 //! The traits of a file system: [`Inode`], [`Directory`] (together Linux's `inode_operations`) and
 //! [`File`] (`file_operations`).
 
+use super::bytes::copy_of;
 use super::io::{Sink, Source};
-use super::meta::{Device, Kind, Meta, Time};
+use super::meta::{Device, Kind, Meta, Rights, Time};
 use super::notify::watch::Watches;
 use super::pages::Pages;
 use super::write_access::WriteAccess;
@@ -94,6 +95,11 @@ pub trait Inode: Send + Sync + Any {
     /// need locks and counts.
     fn identity(&self) -> (u64, u64) {
         self.meta().identity()
+    }
+
+    /// Returns the attributes on which permissions depend.
+    fn rights(&self) -> Rights {
+        self.meta().rights()
     }
 
     /// Returns the file type in the attributes.
@@ -201,6 +207,21 @@ pub trait Directory {
     /// # Errors
     /// `ENOMEM`.
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) -> Result<(), Errno>;
+
+    /// Returns the name of a directory in this one; `None` if there is no such entry, or no memory
+    /// for the name.
+    fn name_of(&self, child: &Arc<dyn Inode>) -> Option<Vec<u8>> {
+        let (_, number) = child.identity();
+        let mut name = None;
+        let listed = self.list(FIRST, &mut |entry| {
+            if entry.inode == number && entry.kind == Kind::Directory {
+                name = Some(copy_of(entry.name));
+            }
+            name.is_none()
+        });
+        listed.ok()?;
+        name?.ok()
+    }
 
     /// Creates an inode and its entry.
     ///

@@ -134,6 +134,11 @@ impl Meta {
         }
     }
 
+    /// Returns the attributes on which permissions depend.
+    pub fn rights(&self) -> Rights {
+        Rights { kind: self.kind, mode: self.mode, uid: self.uid, gid: self.gid }
+    }
+
     /// Returns the numbers of device and inode, which together identify a file.
     pub fn identity(&self) -> (u64, u64) {
         (self.device.number(), self.inode)
@@ -181,6 +186,17 @@ impl Meta {
     pub fn st_mode(&self) -> u32 {
         (self.kind as u32) << 12 | self.mode
     }
+}
+
+/// The attributes on which permissions depend.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Rights {
+    pub kind: Kind,
+    /// As in [`Meta`].
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// The kinds of access that a caller needs, as the lowest three bits of a mode (Linux: `MAY_READ`,
@@ -234,16 +250,16 @@ impl FileCredentials {
     ///
     /// # Errors
     /// `EACCES`.
-    pub fn may(&self, meta: &Meta, wanted: Access) -> Result<(), Errno> {
+    pub fn may(&self, to: Rights, wanted: Access) -> Result<(), Errno> {
         let shift = match () {
-            () if self.uid == meta.uid => 6,
-            () if self.in_group(meta.gid) => 3,
+            () if self.uid == to.uid => 6,
+            () if self.in_group(to.gid) => 3,
             () => 0,
         };
-        let missing = wanted.0 & !(meta.mode >> shift);
-        let directory = meta.kind == Kind::Directory;
+        let missing = wanted.0 & !(to.mode >> shift);
+        let directory = to.kind == Kind::Directory;
         let executes = missing & Access::EXECUTE.0 != 0;
-        let overrides = self.has(general::CAP_DAC_OVERRIDE) && (directory || !executes || meta.mode & 0o111 != 0);
+        let overrides = self.has(general::CAP_DAC_OVERRIDE) && (directory || !executes || to.mode & 0o111 != 0);
         let reads = if directory { Access::READ.0 | Access::EXECUTE.0 } else { Access::READ.0 };
         let searches = self.has(general::CAP_DAC_READ_SEARCH) && missing & !reads == 0;
         if missing == 0 || overrides || searches { Ok(()) } else { Err(Errno::EACCES) }
@@ -268,17 +284,17 @@ mod tests {
         let mut meta = Meta::new(Device::default(), 1, Kind::Regular, 0o640);
         (meta.uid, meta.gid) = (10, 20);
         let user = |uid, gid, more: &[u32]| FileCredentials { uid, gid, groups: Arc::new(more.to_vec()), caps: 0 };
-        assert!(user(10, 1, &[]).may(&meta, Access(6)).is_ok());
-        assert!(user(11, 20, &[]).may(&meta, Access::READ).is_ok());
-        assert!(user(11, 1, &[20]).may(&meta, Access::READ).is_ok());
-        assert_eq!(user(11, 20, &[]).may(&meta, Access::WRITE), Err(Errno::EACCES));
-        assert_eq!(user(11, 1, &[]).may(&meta, Access::READ), Err(Errno::EACCES));
+        assert!(user(10, 1, &[]).may(meta.rights(), Access(6)).is_ok());
+        assert!(user(11, 20, &[]).may(meta.rights(), Access::READ).is_ok());
+        assert!(user(11, 1, &[20]).may(meta.rights(), Access::READ).is_ok());
+        assert_eq!(user(11, 20, &[]).may(meta.rights(), Access::WRITE), Err(Errno::EACCES));
+        assert_eq!(user(11, 1, &[]).may(meta.rights(), Access::READ), Err(Errno::EACCES));
         // For the owner only the owner's bits count.
         meta.mode = 0o077;
-        assert_eq!(user(10, 20, &[]).may(&meta, Access::READ), Err(Errno::EACCES));
-        assert!(FileCredentials::root().may(&meta, Access::EXECUTE).is_ok());
+        assert_eq!(user(10, 20, &[]).may(meta.rights(), Access::READ), Err(Errno::EACCES));
+        assert!(FileCredentials::root().may(meta.rights(), Access::EXECUTE).is_ok());
         meta.mode = 0o666;
-        assert_eq!(FileCredentials::root().may(&meta, Access::EXECUTE), Err(Errno::EACCES));
+        assert_eq!(FileCredentials::root().may(meta.rights(), Access::EXECUTE), Err(Errno::EACCES));
     }
 
     /// A time before another one may lie in an earlier second, and before the epoch.

@@ -74,7 +74,7 @@ impl View<'_> {
             if !now {
                 return Err(Errno::EPERM);
             }
-            self.cred.may(&meta, Access::WRITE)?;
+            self.cred.may(meta.rights(), Access::WRITE)?;
         }
         inode.change(&Change { accessed, modified, ..Change::default() })
     }
@@ -91,6 +91,6 @@ impl View<'_> {
             _ => return Err(Errno::EINVAL),
         }
         self.names.check_writable(meta.device)?;
-        self.cred.may(&meta, Access::WRITE)
+        self.cred.may(meta.rights(), Access::WRITE)
     }
 }

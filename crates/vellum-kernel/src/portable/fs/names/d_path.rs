@@ -2,7 +2,7 @@
 //! in `/proc/PID`.
 
 use super::{Found, Namespace, same_inode};
-use crate::fs::inode::{FIRST, Inode};
+use crate::fs::inode::Inode;
 use crate::fs::meta::{Device, Kind, Meta};
 use crate::fs::open::{Name, Open};
 use alloc::format;
@@ -48,9 +48,9 @@ impl MappedFile {
     }
 
     /// Returns the name by which a lookup found an inode, or `None` if it found none.
-    pub fn from_lookup(found: &Found) -> Option<MappedFile> {
+    pub fn from_lookup(found: &Found<'_>) -> Option<MappedFile> {
         let meta = found.inode.as_ref()?.meta();
-        let name = MappedName::Entry(Arc::downgrade(&found.parent), found.name.as_slice().into());
+        let name = MappedName::Entry(Arc::downgrade(&found.parent), (&*found.name).into());
         Some(MappedFile { device: meta.device, inode: meta.inode, name })
     }
 
@@ -72,22 +72,11 @@ impl Namespace {
                 return None;
             }
             // A mount's root is named by its mount point.
-            let mounts = self.mounts.lock();
-            let mut named = &at;
-            while let Some(mount) = mounts.iter().find(|mount| same_inode(&mount.root, named)) {
-                named = &mount.on;
+            let mut named = at;
+            while let Some(on) = self.mounted_at(&named) {
+                named = on;
             }
-            let number = named.meta().inode;
-            drop(mounts);
-            let mut name = None;
-            let listed = parent.directory()?.list(FIRST, &mut |entry| {
-                if entry.inode == number && entry.kind == Kind::Directory {
-                    name = Some(entry.name.to_vec());
-                }
-                name.is_none()
-            });
-            listed.ok()?;
-            names.push(name?);
+            names.push(parent.directory()?.name_of(&named)?);
             at = parent;
         }
         let mut path = Vec::new();

@@ -35,7 +35,7 @@ impl View<'_> {
     /// [`Directory::make`](crate::fs::Directory::make).
     pub(super) fn make_at(
         &self,
-        found: &Found,
+        found: &Found<'_>,
         kind: Kind,
         mode: u32,
         special: Device,
@@ -49,7 +49,7 @@ impl View<'_> {
         }
         let meta = found.parent.meta();
         self.names.check_writable(meta.device)?;
-        self.cred.may(&meta, ENTRY_CHANGE)?;
+        self.cred.may(meta.rights(), ENTRY_CHANGE)?;
         let new = self.new_inode_in(&meta, kind, mode, special, target);
         let made = directory(&found.parent)?.make(&found.name, &new)?;
         hooks::created((&found.parent, &found.name), kind == Kind::Directory);
@@ -87,7 +87,7 @@ impl View<'_> {
             return Err(Errno::EXDEV);
         }
         self.names.check_writable(meta.device)?;
-        self.cred.may(&meta, ENTRY_CHANGE)?;
+        self.cred.may(meta.rights(), ENTRY_CHANGE)?;
         directory(&found.parent)?.link(&found.name, inode)?;
         hooks::linked(inode, (&found.parent, &found.name));
         Ok(())
@@ -100,7 +100,7 @@ impl View<'_> {
     /// directory nor the entry's inode.
     fn check_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
         self.names.check_writable(parent.device)?;
-        self.cred.may(parent, ENTRY_CHANGE)?;
+        self.cred.may(parent.rights(), ENTRY_CHANGE)?;
         let sticky = parent.mode & STICKY != 0;
         if sticky && !self.cred.owns(parent) && !self.cred.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }
     }
@@ -108,7 +108,7 @@ impl View<'_> {
     /// Returns true if the inode is the root of a mount. A lookup never ends at a mount point, but
     /// at the root mounted on it.
     fn is_mount_root(&self, inode: &Arc<dyn Inode>) -> bool {
-        self.names.mounts.lock().iter().any(|mount| same_inode(&mount.root, inode))
+        self.names.mounted_at(inode).is_some()
     }
 
     /// Implements `unlinkat`, with `AT_REMOVEDIR` if `is_directory`.
@@ -160,7 +160,7 @@ impl View<'_> {
         self.check_remove(&parent, &moved.meta())?;
         match &to.inode {
             Some(old) => self.check_remove(&to_parent, &old.meta())?,
-            None => self.cred.may(&to_parent, ENTRY_CHANGE)?,
+            None => self.cred.may(to_parent.rights(), ENTRY_CHANGE)?,
         }
         if (from.must_be_directory || to.must_be_directory) && moved.directory().is_none() {
             return Err(Errno::ENOTDIR);
@@ -169,7 +169,7 @@ impl View<'_> {
             return Err(Errno::EBUSY);
         }
         directory(&from.parent)?.rename(&from.name, &*to.parent, &to.name, flags)?;
-        let (old, new) = ((&from.parent, from.name.as_slice()), (&to.parent, to.name.as_slice()));
+        let (old, new) = ((&from.parent, &*from.name), (&to.parent, &*to.name));
         match to.inode {
             _ if !hooks::any() => {}
             // Two names of one file: nothing was moved.

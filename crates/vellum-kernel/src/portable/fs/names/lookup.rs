@@ -2,10 +2,12 @@
 
 use super::{Namespace, directory, same_inode};
 use crate::errno::Errno;
+use crate::fs::bytes::copy_of;
 use crate::fs::inode::Inode;
 use crate::fs::meta::{Access, FileCredentials, Kind};
+use alloc::borrow::Cow;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
+use core::ops::Range;
 
 /// `PATH_MAX`: the longest path, with its NUL.
 pub const LONGEST_PATH: usize = 4096;
@@ -14,12 +16,12 @@ const LONGEST_NAME: usize = 255;
 /// The most symbolic links that one lookup follows.
 const MAX_LINKS: u32 = 40;
 
-/// The result of a path lookup.
-pub struct Found {
+/// The result of the lookup of a path, of which it has the last component.
+pub struct Found<'p> {
     /// The directory in which the last component was looked up.
     pub parent: Arc<dyn Inode>,
     /// The last component; empty if the path ends in `.` or `..`, or is `/`.
-    pub name: Vec<u8>,
+    pub name: Cow<'p, [u8]>,
     /// The inode of that name, across mounts and, if requested, symbolic links; `None` if the
     /// directory has no such entry.
     pub inode: Option<Arc<dyn Inode>>,
@@ -44,29 +46,32 @@ impl View<'_> {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EACCES`, `ELOOP`, `ENAMETOOLONG`, `ENOMEM`.
-    pub fn find(&self, path: &[u8], follow: bool) -> Result<Found, Errno> {
+    pub fn find<'p>(&self, path: &'p [u8], follow: bool) -> Result<Found<'p>, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
         }
         if path.len() >= LONGEST_PATH {
             return Err(Errno::ENAMETOOLONG);
         }
-        let mut at = if path[0] == b'/' { self.root.clone() } else { self.current.clone() };
-        // A stack of the components that remain, the next one on top.
-        let mut pending: Vec<Vec<u8>> = Vec::new();
-        let mut slash = push(&mut pending, path)?;
+        let mut at = self.start(path).clone();
+        // The path; after a symbolic link the link's target, and what follows it in the path.
+        let mut text = Cow::Borrowed(path);
+        let mut done = 0;
         let mut links = 0;
         loop {
-            let Some(name) = pending.pop() else {
+            let Some(range) = component(&text, done) else {
                 directory(&at)?;
                 let inode = Some(at.clone());
-                return Ok(Found { parent: at, name: Vec::new(), inode, must_be_directory: true });
+                return Ok(Found { parent: at, name: Cow::Borrowed(&[]), inode, must_be_directory: true });
             };
+            let name = &text[range.clone()];
+            let rest = &text[range.end..];
             let here = directory(&at)?;
-            self.cred.may(&at.meta(), Access::EXECUTE)?;
+            self.cred.may(at.rights(), Access::EXECUTE)?;
             if name.len() > LONGEST_NAME {
                 return Err(Errno::ENAMETOOLONG);
             }
+            done = range.end;
             if name == b"." {
                 continue;
             }
@@ -76,44 +81,53 @@ impl View<'_> {
                 }
                 continue;
             }
-            let last = pending.is_empty();
-            let inode = match here.find(&name) {
-                Ok(inode) => self.names.follow_mounts(inode),
-                Err(Errno::ENOENT) if last => {
-                    return Ok(Found { parent: at, name, inode: None, must_be_directory: slash });
-                }
+            let last = rest.iter().all(|byte| *byte == b'/');
+            let slash = text.ends_with(b"/");
+            let inode = match here.find(name) {
+                Ok(inode) => Some(self.names.follow_mounts(inode)),
+                Err(Errno::ENOENT) if last => None,
                 Err(error) => return Err(error),
             };
-            if inode.kind() == Kind::Link && (!last || follow || slash) {
-                links += 1;
-                if links > MAX_LINKS {
-                    return Err(Errno::ELOOP);
-                }
-                if let Some(jumped) = inode.jump() {
-                    if last {
-                        return Ok(Found { parent: at, name, inode: Some(jumped), must_be_directory: slash });
+            match inode {
+                Some(inode) if inode.kind() == Kind::Link && (!last || follow || slash) => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return Err(Errno::ELOOP);
                     }
-                    at = jumped;
-                    continue;
+                    if let Some(jumped) = inode.jump() {
+                        if last {
+                            let name = owned_by(&text, range)?;
+                            return Ok(Found { parent: at, name, inode: Some(jumped), must_be_directory: slash });
+                        }
+                        at = jumped;
+                        continue;
+                    }
+                    let mut target = inode.target()?;
+                    if target.is_empty() {
+                        return Err(Errno::ENOENT);
+                    }
+                    if target[0] == b'/' {
+                        at = self.root.clone();
+                    }
+                    target.try_reserve_exact(rest.len())?;
+                    target.extend_from_slice(rest);
+                    (text, done) = (Cow::Owned(target), 0);
                 }
-                let target = inode.target()?;
-                if target.is_empty() {
-                    return Err(Errno::ENOENT);
+                Some(inode) if !last => at = inode,
+                inode => {
+                    if slash && inode.as_ref().is_some_and(|inode| inode.directory().is_none()) {
+                        return Err(Errno::ENOTDIR);
+                    }
+                    let name = owned_by(&text, range)?;
+                    return Ok(Found { parent: at, name, inode, must_be_directory: slash });
                 }
-                if target[0] == b'/' {
-                    at = self.root.clone();
-                }
-                slash |= push(&mut pending, &target)? && last;
-                continue;
             }
-            if last {
-                if slash && inode.directory().is_none() {
-                    return Err(Errno::ENOTDIR);
-                }
-                return Ok(Found { parent: at, name, inode: Some(inode), must_be_directory: slash });
-            }
-            at = inode;
         }
+    }
+
+    /// Returns the directory where the lookup of a path begins.
+    fn start(&self, path: &[u8]) -> &Arc<dyn Inode> {
+        if path.starts_with(b"/") { self.root } else { self.current }
     }
 
     /// Looks up the inode of a path that must exist.
@@ -125,15 +139,18 @@ impl View<'_> {
     }
 }
 
-/// Pushes the components of a path onto the stack of a lookup. Returns true if the path ends with a
-/// slash.
-fn push(pending: &mut Vec<Vec<u8>>, path: &[u8]) -> Result<bool, Errno> {
-    for name in path.rsplit(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(name.len())?;
-        copy.extend_from_slice(name);
-        pending.try_reserve(1)?;
-        pending.push(copy);
-    }
-    Ok(path.last() == Some(&b'/'))
+/// Returns the range of the first component of a path from a byte on; `None` if there are only
+/// slashes.
+fn component(text: &[u8], from: usize) -> Option<Range<usize>> {
+    let start = from + text[from..].iter().position(|byte| *byte != b'/')?;
+    let end = text[start..].iter().position(|byte| *byte == b'/').map_or(text.len(), |length| start + length);
+    Some(start..end)
+}
+
+/// Returns a part of a text that may live as long as the path that it came from.
+fn owned_by<'p>(text: &Cow<'p, [u8]>, range: Range<usize>) -> Result<Cow<'p, [u8]>, Errno> {
+    Ok(match text {
+        Cow::Borrowed(path) => Cow::Borrowed(&path[range]),
+        Cow::Owned(text) => Cow::Owned(copy_of(&text[range])?),
+    })
 }

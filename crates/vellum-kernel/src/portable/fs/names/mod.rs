@@ -30,7 +30,7 @@ const ENTRY_CHANGE: Access = Access(3);
 /// A mount namespace, with the drivers of device files.
 #[derive(Default)]
 pub struct Namespace {
-    mounts: Mutex<Vec<Mount>>,
+    mounts: Mutex<Vec<Mounted>>,
     devices: Mutex<Vec<((Kind, Device), Driver)>>,
 }
 
@@ -49,6 +49,13 @@ pub struct Mount {
     /// The source argument of `mount`.
     pub source: Arc<[u8]>,
     pub read_only: bool,
+}
+
+/// A mount with the identities of its inodes, which every lookup compares.
+struct Mounted {
+    mount: Mount,
+    on: (u64, u64),
+    root: (u64, u64),
 }
 
 /// Returns true if both are the same inode: of the same device, with the same number.
@@ -79,11 +86,12 @@ impl Namespace {
             return Err(Errno::EBUSY);
         }
         let mut mounts = self.mounts.lock();
-        if mounts.iter().any(|other| same_inode(&other.on, &mount.on)) {
+        let (on, root) = (mount.on.identity(), mount.root.identity());
+        if mounts.iter().any(|other| other.on == on) {
             return Err(Errno::EBUSY);
         }
         mounts.try_reserve(1)?;
-        mounts.push(mount);
+        mounts.push(Mounted { mount, on, root });
         Ok(())
     }
 
@@ -93,8 +101,9 @@ impl Namespace {
     /// `EINVAL`: not the root of a mount.
     pub fn unmount(&self, root: &Arc<dyn Inode>) -> Result<Mount, Errno> {
         let mut mounts = self.mounts.lock();
-        let at = mounts.iter().rposition(|mount| same_inode(&mount.root, root)).ok_or(Errno::EINVAL)?;
-        Ok(mounts.remove(at))
+        let root = root.identity();
+        let at = mounts.iter().rposition(|mounted| mounted.root == root).ok_or(Errno::EINVAL)?;
+        Ok(mounts.remove(at).mount)
     }
 
     /// Sets whether the newest mount with this root is read-only.
@@ -103,7 +112,9 @@ impl Namespace {
     /// `EINVAL`: not the root of a mount.
     pub fn set_read_only(&self, root: &Arc<dyn Inode>, read_only: bool) -> Result<(), Errno> {
         let mut mounts = self.mounts.lock();
-        mounts.iter_mut().rfind(|mount| same_inode(&mount.root, root)).ok_or(Errno::EINVAL)?.read_only = read_only;
+        let root = root.identity();
+        let found = mounts.iter_mut().rfind(|mounted| mounted.root == root).ok_or(Errno::EINVAL)?;
+        found.mount.read_only = read_only;
         Ok(())
     }
 
@@ -112,7 +123,7 @@ impl Namespace {
     /// # Errors
     /// `EROFS`.
     pub fn check_writable(&self, device: Device) -> Result<(), Errno> {
-        let refuses = |mount: &Mount| mount.read_only && mount.root.meta().device == device;
+        let refuses = |mounted: &Mounted| mounted.mount.read_only && mounted.root.0 == device.number();
         if self.mounts.lock().iter().any(refuses) { Err(Errno::EROFS) } else { Ok(()) }
     }
 
@@ -144,7 +155,7 @@ impl Namespace {
 
     /// Returns all mounts, the oldest first.
     pub fn mounts(&self) -> Vec<Mount> {
-        self.mounts.lock().clone()
+        self.mounts.lock().iter().map(|mounted| mounted.mount.clone()).collect()
     }
 
     /// Returns the root of the topmost mount on a directory, or the inode itself if nothing is
@@ -156,11 +167,17 @@ impl Namespace {
                 return inode;
             }
             let identity = inode.identity();
-            match mounts.iter().find(|mount| mount.on.identity() == identity) {
-                Some(mount) => inode = mount.root.clone(),
+            match mounts.iter().find(|mounted| mounted.on == identity) {
+                Some(mounted) => inode = mounted.mount.root.clone(),
                 None => return inode,
             }
         }
+    }
+
+    /// Returns the mount point of the oldest mount with this root.
+    fn mounted_at(&self, root: &Arc<dyn Inode>) -> Option<Arc<dyn Inode>> {
+        let root = root.identity();
+        self.mounts.lock().iter().find(|mounted| mounted.root == root).map(|mounted| mounted.mount.on.clone())
     }
 
     /// Returns the parent directory, across mounts; the topmost root is its own parent.
@@ -170,9 +187,7 @@ impl Namespace {
             if let Some(parent) = at.directory().and_then(|directory| directory.parent()) {
                 return self.follow_mounts(parent);
             }
-            let under =
-                self.mounts.lock().iter().find(|mount| same_inode(&mount.root, &at)).map(|mount| mount.on.clone());
-            match under {
+            match self.mounted_at(&at) {
                 Some(on) => at = on,
                 None => return at,
             }

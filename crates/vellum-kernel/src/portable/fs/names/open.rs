@@ -35,7 +35,7 @@ impl View<'_> {
             let name = if found.name.is_empty() {
                 None
             } else {
-                Some(Name::Entry { directory: found.parent.clone(), name: found.name.as_slice().into() })
+                Some(Name::Entry { directory: found.parent.clone(), name: (&*found.name).into() })
             };
             let Some(inode) = found.inode.clone() else {
                 if !create {
@@ -78,14 +78,14 @@ impl View<'_> {
             return Err(Errno::EPERM);
         }
         if flags & O_ACCMODE != O_WRONLY {
-            self.cred.may(&meta, Access::READ)?;
+            self.cred.may(meta.rights(), Access::READ)?;
         }
         if writes {
             // Writes to a device or a FIFO change nothing in the file system.
             if meta.kind == Kind::Regular {
                 self.names.check_writable(meta.device)?;
             }
-            self.cred.may(&meta, Access::WRITE)?;
+            self.cred.may(meta.rights(), Access::WRITE)?;
         }
         self.opened(inode, flags, name)
     }
@@ -150,7 +150,7 @@ impl View<'_> {
         }
         let parent = self.get(path, true)?;
         self.names.check_writable(parent.meta().device)?;
-        self.cred.may(&parent.meta(), ENTRY_CHANGE)?;
+        self.cred.may(parent.rights(), ENTRY_CHANGE)?;
         let new = self.new_inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
         let inode = directory(&parent)?.make_tmpfile(&new)?;
         self.opened(inode, flags & !(O_TMPFILE | O_TRUNC), None)

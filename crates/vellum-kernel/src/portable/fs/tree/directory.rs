@@ -3,9 +3,11 @@
 use super::entries::{Child, Entries};
 use super::node::{self, Node};
 use crate::errno::Errno;
+use crate::fs::bytes::copy_of;
 use crate::fs::inode::{Directory, Entry, Inode, NewInode};
 use crate::fs::meta::Kind;
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::mem;
 use linux_raw_sys::general::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 use spin::MutexGuard;
@@ -187,6 +189,11 @@ impl Directory for Node {
         drop(entries);
         self.touch_accessed();
         Ok(())
+    }
+
+    fn name_of(&self, child: &Arc<dyn Inode>) -> Option<Vec<u8>> {
+        let child = child.as_any().downcast_ref::<Node>()?;
+        copy_of(self.lock_entries().ok()?.name_of(child)?).ok()
     }
 
     fn make(&self, name: &[u8], new: &NewInode<'_>) -> Result<Arc<dyn Inode>, Errno> {

@@ -10,6 +10,7 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
+use core::ptr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 /// A directory's entries.
@@ -20,13 +21,26 @@ pub(super) struct Entries {
     pub removed: bool,
     /// All entries are here; false for a directory on a disk that was not read yet.
     pub complete: bool,
+    /// The directory's size, which does not depend on which entries are here.
+    pub size: Size,
     /// The slots, in ascending order of their positions. A removed entry leaves an empty slot;
     /// [`Entries::remove`] drops the empty slots when there are many.
     slots: Vec<Slot>,
-    /// A hash table from an entry's name to its position.
-    index: HashTable<u64>,
+    /// A hash table from an entry's name to its index in `slots`.
+    index: HashTable<usize>,
     hash: DefaultHashBuilder,
     next_position: u64,
+}
+
+/// The source of a directory's size.
+#[derive(Clone, Copy)]
+pub(super) enum Size {
+    /// The number of its entries, all of which are in memory alone.
+    Entries,
+    /// The disk, which had this size.
+    OnDisk(u64),
+    /// The disk, which was changed since.
+    Changed,
 }
 
 /// The inode of an entry.
@@ -55,19 +69,27 @@ struct Slot {
     entry: Option<(Box<[u8]>, Child)>,
 }
 
-/// Returns the name and inode of the entry at a position.
-fn at(slots: &[Slot], position: u64) -> Option<&(Box<[u8]>, Child)> {
-    let index = slots.binary_search_by_key(&position, |slot| slot.position).ok()?;
-    slots[index].entry.as_ref()
+/// Returns whether the slot with this index has an entry of this name.
+fn has_name(slots: &[Slot], index: usize, name: &[u8]) -> bool {
+    let entry = slots.get(index).and_then(|slot| slot.entry.as_ref());
+    entry.is_some_and(|(own, _)| **own == *name)
+}
+
+/// Returns the hash of the name in the slot with this index.
+fn hash_at(slots: &[Slot], hash: &DefaultHashBuilder, index: usize) -> u64 {
+    let entry = slots.get(index).and_then(|slot| slot.entry.as_ref());
+    entry.map_or(0, |(name, _)| hash.hash_one(&**name))
 }
 
 impl Entries {
-    pub fn new(parent: Weak<Node>, complete: bool) -> Self {
+    /// Returns a directory without entries: a new one, or one on a disk that is to be read.
+    pub fn new(parent: Weak<Node>, size: Size) -> Self {
         let (slots, index) = (Vec::new(), HashTable::new());
         Entries {
             parent,
             removed: false,
-            complete,
+            complete: matches!(size, Size::Entries),
+            size,
             slots,
             index,
             hash: DefaultHashBuilder::default(),
@@ -81,9 +103,19 @@ impl Entries {
 
     /// Returns the inode of an entry.
     pub fn find(&self, name: &[u8]) -> Option<&Child> {
-        let same = |position: &u64| at(&self.slots, *position).is_some_and(|(own, _)| **own == *name);
-        let position = self.index.find(self.hash.hash_one(name), same)?;
-        at(&self.slots, *position).map(|(_, child)| child)
+        self.slots[self.slot_of(name)?].entry.as_ref().map(|(_, child)| child)
+    }
+
+    /// Returns the name of a directory that is in memory.
+    pub fn name_of(&self, child: &Node) -> Option<&[u8]> {
+        let is_child = |entry: &Child| matches!(entry, Child::InMemory(node) if ptr::eq(&**node, child));
+        let mut entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        entries.find(|(_, entry)| is_child(entry)).map(|(name, _)| &**name)
+    }
+
+    /// Returns the index of the slot with an entry's name.
+    fn slot_of(&self, name: &[u8]) -> Option<usize> {
+        self.index.find(self.hash.hash_one(name), |&index| has_name(&self.slots, index, name)).copied()
     }
 
     /// Marks an empty directory as removed, so that nothing can be added.
@@ -109,8 +141,7 @@ impl Entries {
         copy.extend_from_slice(name);
         self.slots.try_reserve(1)?;
         let (slots, hash) = (&self.slots, &self.hash);
-        let rehash = |position: &u64| at(slots, *position).map_or(0, |(name, _)| hash.hash_one(&**name));
-        self.index.try_reserve(1, rehash).map_err(|_| Errno::ENOMEM)?;
+        self.index.try_reserve(1, |&index| hash_at(slots, hash, index)).map_err(|_| Errno::ENOMEM)?;
         Ok(copy.into_boxed_slice())
     }
 
@@ -121,22 +152,29 @@ impl Entries {
         let hashed = self.hash.hash_one(&*name);
         self.slots.push(Slot { position, entry: Some((name, child)) });
         let (slots, hash) = (&self.slots, &self.hash);
-        let rehash = |position: &u64| at(slots, *position).map_or(0, |(name, _)| hash.hash_one(&**name));
-        self.index.insert_unique(hashed, position, rehash);
+        self.index.insert_unique(hashed, slots.len() - 1, |&index| hash_at(slots, hash, index));
     }
 
     /// Removes an entry, and returns its inode.
     pub fn remove(&mut self, name: &[u8]) -> Option<Child> {
-        let hashed = self.hash.hash_one(name);
-        let slots = &self.slots;
-        let same = |position: &u64| at(slots, *position).is_some_and(|(own, _)| **own == *name);
-        let (position, _) = self.index.find_entry(hashed, same).ok()?.remove();
-        let index = self.slots.binary_search_by_key(&position, |slot| slot.position).ok()?;
+        let (slots, hash) = (&self.slots, self.hash.hash_one(name));
+        let found = self.index.find_entry(hash, |&index| has_name(slots, index, name)).ok()?;
+        let (index, _) = found.remove();
         let entry = self.slots[index].entry.take();
         if self.slots.len() > 2 * self.index.len() + 16 {
-            self.slots.retain(|slot| slot.entry.is_some());
+            self.drop_empty_slots();
         }
         entry.map(|(_, child)| child)
+    }
+
+    /// Drops the empty slots; the table, which has room, gets the indices of the others anew.
+    fn drop_empty_slots(&mut self) {
+        self.slots.retain(|slot| slot.entry.is_some());
+        self.index.clear();
+        let (slots, hash) = (&self.slots, &self.hash);
+        for index in 0..slots.len() {
+            self.index.insert_unique(hash_at(slots, hash, index), index, |&other| hash_at(slots, hash, other));
+        }
     }
 
     /// Removes all entries, of which only a part could be read from the disk.
@@ -147,9 +185,7 @@ impl Entries {
 
     /// Sets the inode of an existing entry, and returns the former one.
     pub fn replace(&mut self, name: &[u8], child: Child) -> Option<Child> {
-        let same = |position: &u64| at(&self.slots, *position).is_some_and(|(own, _)| **own == *name);
-        let position = *self.index.find(self.hash.hash_one(name), same)?;
-        let index = self.slots.binary_search_by_key(&position, |slot| slot.position).ok()?;
+        let index = self.slot_of(name)?;
         let (_, old) = self.slots[index].entry.as_mut()?;
         Some(core::mem::replace(old, child))
     }

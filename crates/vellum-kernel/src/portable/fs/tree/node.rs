@@ -1,13 +1,13 @@
 //! Inodes: attributes, creation, and the operations that all kinds have in common.
 
 use super::disk;
-use super::entries::{Child, Entries};
+use super::entries::{Child, Entries, Size};
 use super::regular::{OpenRegular, Regular};
 use super::{Capacity, Tree};
 use crate::errno::Errno;
 use crate::fs::bytes::copy_of;
 use crate::fs::inode::{Change, Directory, File, Inode, NewInode, Space};
-use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
+use crate::fs::meta::{Device, Kind, MODE, Meta, Rights, Time};
 use crate::fs::notify::watch::Watches;
 use crate::fs::pipe::Pipe;
 use crate::fs::write_access::WriteAccess;
@@ -66,7 +66,7 @@ pub(super) enum Body {
 /// Returns a new empty directory, which is not in `parent`'s entries yet.
 pub(super) fn directory(fs: &Arc<Tree>, new: &NewInode<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
     let parent = parent.map_or(Weak::new(), Arc::downgrade);
-    with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent, true))))
+    with_body(fs, new, Body::Directory(Mutex::new(Entries::new(parent, Size::Entries))))
 }
 
 /// Returns the inode `number` of the tree's disk, from memory or from the disk. `at` is the
@@ -85,7 +85,7 @@ pub(super) fn load(fs: &Arc<Tree>, number: u64, at: Option<(&Arc<Node>, &[u8])>)
     let body = match found.kind {
         Kind::Directory => {
             let parent = at.map_or(Weak::new(), |(parent, _)| Arc::downgrade(parent));
-            Body::Directory(Mutex::new(Entries::new(parent, false)))
+            Body::Directory(Mutex::new(Entries::new(parent, Size::OnDisk(found.size))))
         }
         Kind::Regular => Body::Regular(Regular::new(fs.host.kept_pages(number, found.size)?)),
         Kind::Link => Body::Link(disk.target(number)?),
@@ -240,8 +240,25 @@ impl Node {
         attributes
     }
 
+    /// Returns the size of this directory. If the disk can't say it, it is that of the entries.
+    fn directory_size(&self, entries: &Mutex<Entries>) -> u64 {
+        let mut entries = entries.lock();
+        if let (Size::Changed, Some(disk)) = (entries.size, &self.fs.disk)
+            && let Ok(kept) = disk.inode(self.number, None)
+        {
+            entries.size = Size::OnDisk(kept.size);
+        }
+        match entries.size {
+            Size::OnDisk(size) => size,
+            Size::Entries | Size::Changed => entries.len() as u64 * ENTRY_SIZE,
+        }
+    }
+
     /// Records that the contents were changed now.
     pub(super) fn touch_modified(&self) {
+        if let (Some(entries), Some(_)) = (self.entries(), self.fs.kept_by()) {
+            entries.lock().size = Size::Changed;
+        }
         let now = self.fs.host.now();
         let mut attributes = self.attributes.lock();
         (attributes.modified, attributes.changed) = (now, now);
@@ -305,6 +322,11 @@ impl Inode for Node {
         (self.fs.device.number(), self.number)
     }
 
+    fn rights(&self) -> Rights {
+        let attributes = self.attributes.lock();
+        Rights { kind: self.kind(), mode: attributes.mode, uid: attributes.uid, gid: attributes.gid }
+    }
+
     fn kind(&self) -> Kind {
         match &self.body {
             Body::Directory(_) => Kind::Directory,
@@ -317,7 +339,7 @@ impl Inode for Node {
 
     fn meta(&self) -> Meta {
         let (size, used) = match &self.body {
-            Body::Directory(entries) => (entries.lock().len() as u64 * ENTRY_SIZE, 0),
+            Body::Directory(entries) => (self.directory_size(entries), 0),
             Body::Regular(regular) => (regular.pages.size(), regular.pages.resident()),
             Body::Link(target) => (target.len() as u64, 0),
             Body::Fifo(_) | Body::Other(_) => (0, 0),

@@ -58,6 +58,30 @@ fn all_that_a_tree_has_survives_an_unmount() {
     }
 }
 
+/// A directory has the size that it has on the disk, whatever was read of it, and grows there.
+#[test]
+fn the_size_of_a_directory_is_the_disks() {
+    let device = Recorder::new(image("directory-size", &["-b", "1024"]));
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let above: Arc<dyn Inode> = root.clone();
+    let inner = make(&above, "inner", Kind::Directory).unwrap();
+    assert_eq!(inner.meta().size, 1024);
+    for n in 0..100 {
+        make(&inner, &format!("an entry of some length {n}"), Kind::Fifo).unwrap();
+    }
+    let grown = inner.meta().size;
+    assert!(grown >= 4096 && grown.is_multiple_of(1024), "{grown}");
+    drop((above, inner));
+    mounted.unmount(root);
+    let (mounted, root) = Mounted::mount(&device).unwrap();
+    let inner = root.directory().unwrap().find(b"inner").unwrap();
+    assert_eq!(inner.meta().size, grown);
+    inner.directory().unwrap().find(b"an entry of some length 7").unwrap();
+    assert_eq!(inner.meta().size, grown, "after its entries were read");
+    drop(inner);
+    mounted.unmount(root);
+}
+
 /// Bytes of a file are written in any order, in the middle of what is there too, and read back
 /// where they are.
 #[test]
