@@ -20,11 +20,15 @@
 //! from the list.
 
 use alloc::collections::VecDeque;
+use arrayvec::ArrayVec;
 use core::future::Future;
 use core::mem;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use spin::Mutex;
+
+/// The number of tasks for which a queue keeps memory while none waits.
+const FEW: usize = 4;
 
 /// A wait queue: tasks in order of arrival.
 #[derive(Default)]
@@ -80,6 +84,11 @@ impl Queue {
         waker.is_some()
     }
 
+    /// Returns whether a waker that [`Queue::add`] added is still there.
+    pub fn has(&self, number: u64) -> bool {
+        self.waiters.lock().position(number).is_some()
+    }
+
     /// Wakes the first task in the queue. Returns whether there was one. Sufficient where all
     /// waiting tasks wait for the same condition, and one of them can use all that is available.
     pub fn wake_one(&self) -> bool {
@@ -89,8 +98,16 @@ impl Queue {
 
     /// Wakes all tasks that wait now.
     pub fn wake_all(&self) {
-        let all = mem::take(&mut self.waiters.lock().list);
-        all.into_iter().for_each(|(_, waker)| waker.wake());
+        let mut waiters = self.waiters.lock();
+        if waiters.list.len() > FEW {
+            let all = mem::take(&mut waiters.list);
+            drop(waiters);
+            return all.into_iter().for_each(|(_, waker)| waker.wake());
+        }
+        // The list keeps its memory for the next wait.
+        let few: ArrayVec<_, FEW> = waiters.list.drain(..).collect();
+        drop(waiters);
+        few.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Returns the number of waiting tasks.

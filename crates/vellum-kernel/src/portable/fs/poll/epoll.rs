@@ -1,9 +1,9 @@
 //! Sets of files that a program waits on (`epoll`).
 //!
-//! Each file of a set has a waker in the file's wait queue. A wake notes that the file may have an
-//! event, and wakes the tasks that wait on the set; these look only at files that were noted. A
-//! file that is level-triggered stays noted as long as it has an event; one that is edge-triggered
-//! (`EPOLLET`) is noted again by the next wake.
+//! Each file of a set has a waker in the file's wait queue. A wake lists the file as one that may
+//! have an event, and wakes the tasks that wait on the set; these look only at the files that are
+//! listed (Linux: `rdllist`), the first first. A file that is level-triggered is listed again, as
+//! the last, as long as it has an event; one that is edge-triggered (`EPOLLET`) by the next wake.
 //!
 //! A set is a file itself: a program can poll it, or add it to another set.
 
@@ -11,14 +11,14 @@ use crate::errno::Errno;
 use crate::fs::inode::File;
 use crate::fs::open::Open;
 use crate::wait::Queue;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::{Arc, Weak};
 use alloc::task::Wake;
 use alloc::vec::Vec;
 use core::any::Any;
 use core::future::poll_fn;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use core::task::Poll;
 use linux_raw_sys::general::{
     EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM,
@@ -56,6 +56,7 @@ impl EpollEvent {
 pub struct Epoll {
     this: Weak<Epoll>,
     state: Mutex<State>,
+    listed: Mutex<Listed>,
     /// The tasks that wait on the set.
     waiting: Queue,
     /// The largest number of sets in a row that have contained this one. [`NESTING`] protects it.
@@ -72,14 +73,16 @@ pub struct TakenEvent {
     pub event: EpollEvent,
 }
 
-#[derive(Default)]
 struct State {
     /// The entries, by the number of the descriptor and the address of the open file description:
     /// the descriptor may be another file's by now.
     entries: BTreeMap<Key, Entry>,
-    /// The last entry that was reported, so that each has its turn.
-    last: Option<Key>,
+    /// The number of entries at which those of closed files are looked for.
+    look_at: usize,
 }
+
+/// The smallest number of entries at which those of closed files are looked for.
+const FEW: usize = 8;
 
 type Key = (u32, usize);
 
@@ -94,16 +97,49 @@ struct Entry {
     waker: Option<u64>,
 }
 
-/// The note that a file may have an event.
+/// The files that may have events, each once, in the order in which they are looked at. There is
+/// room for all entries of the set. It is locked after [`Epoll::state`].
+#[derive(Default)]
+struct Listed(VecDeque<Key>);
+
+/// An entry's part that the file's wait queue refers to.
 struct Note {
-    is_set: AtomicBool,
+    key: Key,
     epoll: Weak<Epoll>,
+    /// One of the constants below; [`Epoll::listed`] protects it.
+    place: AtomicU8,
+}
+
+/// The place of an entry that is not listed.
+const UNLISTED: u8 = 0;
+/// The place of an entry that is listed.
+const LISTED: u8 = 1;
+/// The place of an entry that has left the set.
+const GONE: u8 = 2;
+
+impl Listed {
+    /// Lists an entry as the last, unless it is listed or gone. Returns whether it was not listed.
+    fn add(&mut self, note: &Note) -> bool {
+        let adds = note.place.load(Relaxed) == UNLISTED;
+        if adds {
+            note.place.store(LISTED, Relaxed);
+            self.0.push_back(note.key);
+        }
+        adds
+    }
+
+    /// Removes an entry that leaves the set.
+    fn forget(&mut self, note: &Note) {
+        if note.place.swap(GONE, Relaxed) == LISTED {
+            self.0.retain(|key| *key != note.key);
+        }
+    }
 }
 
 impl Wake for Note {
     fn wake(self: Arc<Self>) {
-        if !self.is_set.swap(true, SeqCst)
-            && let Some(epoll) = self.epoll.upgrade()
+        if let Some(epoll) = self.epoll.upgrade()
+            && epoll.listed.lock().add(&self)
         {
             epoll.waiting.wake_all();
         }
@@ -120,17 +156,17 @@ impl Entry {
         }
     }
 
-    /// Returns the wanted events of a file that was noted. The note is taken back: the next wake of
-    /// the file sets it again.
-    fn take_events(&mut self) -> u32 {
-        if !self.note.is_set.swap(false, SeqCst) {
-            return 0;
-        }
-        let (Some(open), Some(file)) = (self.open.upgrade(), self.file.upgrade()) else { return 0 };
+    /// Returns the wanted events of a file that is not listed: from now on the next wake of the
+    /// file lists it. Returns `None` if the file is closed.
+    fn events(&mut self) -> Option<u32> {
+        let (open, file) = (self.open.upgrade()?, self.file.upgrade()?);
         // The waker first, so that no event between the two is lost.
-        self.leave();
-        self.waker = file.queue().and_then(|queue| queue.add(self.note.clone().into()));
-        open.ready() & self.wanted.events & !FLAGS
+        if let Some(queue) = file.queue()
+            && !self.waker.is_some_and(|number| queue.has(number))
+        {
+            self.waker = queue.add(self.note.clone().into());
+        }
+        Some(open.ready() & self.wanted.events & !FLAGS)
     }
 }
 
@@ -157,7 +193,8 @@ impl Epoll {
     pub fn new() -> Arc<Epoll> {
         Arc::new_cyclic(|this| Epoll {
             this: this.clone(),
-            state: Mutex::default(),
+            state: Mutex::new(State { entries: BTreeMap::new(), look_at: FEW }),
+            listed: Mutex::default(),
             waiting: Queue::new(),
             above: AtomicU32::new(0),
         })
@@ -186,16 +223,22 @@ impl Epoll {
                 return Err(Errno::ELOOP);
             }
         }
+        let key = key(fd, open);
         let mut state = self.state.lock();
-        state.forget_closed();
-        if state.entries.contains_key(&key(fd, open)) {
+        self.forget_closed(&mut state);
+        if state.entries.contains_key(&key) {
             return Err(Errno::EEXIST);
         }
         let wanted = wanted.with_errors();
-        let note = Arc::new(Note { is_set: AtomicBool::new(true), epoll: self.this.clone() });
+        let note = Arc::new(Note { key, epoll: self.this.clone(), place: AtomicU8::new(UNLISTED) });
+        let mut listed = self.listed.lock();
+        let free = state.entries.len() + 1 - listed.0.len();
+        listed.0.try_reserve(free)?;
+        listed.add(&note);
+        drop(listed);
         let (open_file, file) = (Arc::downgrade(open), Arc::downgrade(file));
         let entry = Entry { open: open_file, file, wanted, note, waker: None };
-        state.entries.insert(key(fd, open), entry);
+        state.entries.insert(key, entry);
         drop(state);
         if let Some(inner) = &inner {
             inner.move_below(self.above.load(Relaxed) + 1);
@@ -230,7 +273,7 @@ impl Epoll {
             return Err(Errno::EINVAL);
         }
         entry.wanted = wanted.with_errors();
-        entry.note.is_set.store(true, SeqCst);
+        self.listed.lock().add(&entry.note);
         drop(state);
         self.waiting.wake_all();
         Ok(())
@@ -241,8 +284,74 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`: it is not in the set.
     pub fn remove(&self, fd: u32, open: &Arc<Open>) -> Result<(), Errno> {
-        let removed = self.state.lock().entries.remove(&key(fd, open));
-        removed.map(drop).ok_or(Errno::ENOENT)
+        let mut state = self.state.lock();
+        let removed = state.entries.remove(&key(fd, open)).ok_or(Errno::ENOENT)?;
+        self.listed.lock().forget(&removed.note);
+        drop(state);
+        Ok(())
+    }
+
+    /// Removes the entries of closed files, if there are twice as many entries as after the last
+    /// time: so an entry is looked at once for each that is added, or twice.
+    fn forget_closed(&self, state: &mut State) {
+        if state.entries.len() < state.look_at {
+            return;
+        }
+        state.entries.retain(|_, entry| {
+            let stays = entry.open.strong_count() > 0;
+            if !stays {
+                self.listed.lock().forget(&entry.note);
+            }
+            stays
+        });
+        state.look_at = FEW.max(2 * state.entries.len());
+    }
+
+    /// Takes the first entry off the list, and calls `f` with it and the wanted events that its
+    /// file has, if any. The entry is listed again if `f` returns true. Returns `None` if the list
+    /// is empty.
+    fn look_at_first(&self, state: &mut State, f: impl FnOnce(&Key, &mut Entry, u32) -> bool) -> Option<()> {
+        let mut listed = self.listed.lock();
+        let key = listed.0.pop_front()?;
+        let Some(entry) = state.entries.get_mut(&key) else { return Some(()) };
+        entry.note.place.store(UNLISTED, Relaxed);
+        drop(listed);
+        match entry.events() {
+            None => {
+                self.listed.lock().forget(&entry.note);
+                state.entries.remove(&key);
+            }
+            Some(0) => {}
+            Some(events) => {
+                if f(&key, entry, events) {
+                    self.listed.lock().add(&entry.note);
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Adds the events of at most `most` files to `found`. A file that keeps its event is listed
+    /// again behind all others, so that each has its turn.
+    fn take(&self, most: usize, found: &mut Vec<TakenEvent>) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let listed = self.listed.lock().0.len();
+        found.try_reserve(most.min(listed))?;
+        for _ in 0..listed {
+            if found.len() == most {
+                break;
+            }
+            self.look_at_first(&mut state, |key, entry, events| {
+                let event = EpollEvent { events, data: entry.wanted.data };
+                found.push(TakenEvent { key: *key, wanted: entry.wanted, event });
+                let once = entry.wanted.events & EPOLLONESHOT != 0;
+                if once {
+                    entry.wanted.events &= FLAGS;
+                }
+                !once && entry.wanted.events & EPOLLET == 0
+            });
+        }
+        Ok(())
     }
 
     /// Waits until a file of the set has an event. Returns at most `most` events, which must be at
@@ -255,7 +364,7 @@ impl Epoll {
         let mut found = Vec::new();
         poll_fn(|context| {
             waiter.enqueue(context.waker());
-            match self.state.lock().take(most, &mut found) {
+            match self.take(most, &mut found) {
                 Err(error) => Poll::Ready(Err(error)),
                 Ok(()) if found.is_empty() => Poll::Pending,
                 Ok(()) => Poll::Ready(Ok(())),
@@ -274,7 +383,7 @@ impl Epoll {
                 if taken.wanted.events & EPOLLONESHOT != 0 && entry.wanted.events & !FLAGS == 0 {
                     entry.wanted = taken.wanted;
                 }
-                entry.note.is_set.store(true, SeqCst);
+                self.listed.lock().add(&entry.note);
             }
         }
         drop(state);
@@ -282,54 +391,21 @@ impl Epoll {
     }
 }
 
-impl State {
-    fn forget_closed(&mut self) {
-        self.entries.retain(|_, entry| entry.open.strong_count() > 0);
-    }
-
-    /// Adds the events of at most `most` files to `found`, beginning after the last that was
-    /// reported.
-    fn take(&mut self, most: usize, found: &mut Vec<TakenEvent>) -> Result<(), Errno> {
-        found.try_reserve(most.min(self.entries.len()))?;
-        self.forget_closed();
-        let after = self.last.map_or((0, 0), |(fd, open)| (fd, open + 1));
-        let mut last = None;
-        for round in 0..2 {
-            let part = if round == 0 { self.entries.range_mut(after..) } else { self.entries.range_mut(..after) };
-            for (key, entry) in part {
-                if found.len() == most {
-                    break;
-                }
-                let events = entry.take_events();
-                if events == 0 {
-                    continue;
-                }
-                let event = EpollEvent { events, data: entry.wanted.data };
-                found.push(TakenEvent { key: *key, wanted: entry.wanted, event });
-                last = Some(*key);
-                if entry.wanted.events & EPOLLONESHOT != 0 {
-                    entry.wanted.events &= FLAGS;
-                } else if entry.wanted.events & EPOLLET == 0 {
-                    entry.note.is_set.store(true, SeqCst);
-                }
-            }
-        }
-        self.last = last.or(self.last);
-        Ok(())
-    }
-}
-
 impl File for Epoll {
     fn ready(&self) -> u32 {
         let mut state = self.state.lock();
-        let has_event = |entry: &mut Entry| {
-            let has = entry.take_events() != 0;
-            if has {
-                entry.note.is_set.store(true, SeqCst);
+        let mut has_event = false;
+        let listed = self.listed.lock().0.len();
+        for _ in 0..listed {
+            self.look_at_first(&mut state, |_, _, _| {
+                has_event = true;
+                true
+            });
+            if has_event {
+                return POLLIN | POLLRDNORM;
             }
-            has
-        };
-        if state.entries.values_mut().any(has_event) { POLLIN | POLLRDNORM } else { 0 }
+        }
+        0
     }
 
     fn queue(&self) -> Option<&Queue> {
