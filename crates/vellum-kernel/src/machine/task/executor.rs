@@ -106,6 +106,11 @@ pub fn has_time_slice() -> bool {
     elapsed() < time::TIME_SLICE
 }
 
+/// The lead in virtual runtime by which a task that is woken makes the current task of this CPU
+/// yield, when it enters user mode next, so that a task which waits for another seldom waits for
+/// a time slice (Linux: wakeup preemption).
+const LEAD: u64 = 1_000_000;
+
 /// Puts a task on the run queue: it was woken, or it yielded. Wakes an idle CPU if there is one.
 fn enqueue(task: Task, info: ScheduleInfo) {
     if info.woken_while_running {
@@ -120,6 +125,10 @@ fn enqueue(task: Task, info: ScheduleInfo) {
     drop(queue);
     QUEUED.fetch_add(1, Ordering::SeqCst);
     let idle = IDLE.load(Ordering::SeqCst);
+    let cpu = percpu::current();
+    if idle == 0 && vruntime + LEAD < VRUNTIME[cpu.index].load(Ordering::Relaxed) + elapsed() {
+        cpu.tick.store(true, Ordering::Relaxed);
+    }
     if idle != 0 {
         // The waker clears the bit, so that the next waker picks another CPU.
         let chosen = idle & idle.wrapping_neg();
