@@ -105,6 +105,9 @@ mod space {
             mod schedules;
             mod strict;
         }
+        mod growth {
+            mod strict;
+        }
         mod swap_in {
             mod strict;
         }

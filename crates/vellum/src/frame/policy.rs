@@ -130,6 +130,8 @@ pub struct FolioPolicy {
     cont_blocks: AtomicBool,
     /// The settings of shared memory.
     shmem: ShmemPolicy,
+    /// The orders of folios that continue a stretch of mapped pages, as a bit set.
+    growth_orders: AtomicU32,
     /// The orders of folios that fit into what is read or written of an object with a store, as a
     /// bit set.
     file_orders: AtomicU32,
@@ -146,6 +148,7 @@ impl Default for FolioPolicy {
             defrag: AtomicU8::new(Defrag::default() as u8),
             cont_blocks: AtomicBool::new(true),
             shmem: ShmemPolicy::default(),
+            growth_orders: AtomicU32::new(0),
             file_orders: AtomicU32::new(ALL_ORDERS),
             memory_orders: AtomicU32::new(1 << MEMORY_ORDER),
         };
@@ -204,6 +207,21 @@ impl FolioPolicy {
     /// Returns the settings of shared memory.
     pub fn shmem(&self) -> &ShmemPolicy {
         &self.shmem
+    }
+
+    /// Returns the orders, as a bit set, of the folios that continue a stretch; none by default. They
+    /// count in VMAs in which the settings permit no large folios, without `MADV_NOHUGEPAGE`: a
+    /// write fault at the end of a stretch of mapped pages allocates a folio that is no larger than
+    /// the stretch before it. So a heap that grows takes few faults, and at most half of its memory
+    /// is unused.
+    #[inline]
+    pub fn growth_orders(&self) -> u32 {
+        self.growth_orders.load(Relaxed)
+    }
+
+    /// Sets what [`FolioPolicy::growth_orders`] returns. Orders above [`HUGE_ORDER`] are ignored.
+    pub fn set_growth_orders(&self, orders: u32) {
+        self.growth_orders.store(orders & ALL_ORDERS & !1, Relaxed);
     }
 
     /// Returns the orders, as a bit set, of the folios that reads and writes of whole pages insert

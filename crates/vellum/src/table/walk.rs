@@ -231,6 +231,54 @@ impl<'m, P: Platform> PageTables<'m, P> {
         block.tail(addr(start)).head(addr(end))
     }
 
+    /// Returns the order of the largest block of `orders` that continues a stretch of `vma`: it is
+    /// empty and naturally aligned, the PTE at `va` is its first or its last, and as many PTEs
+    /// before its start, or behind its end, are not empty. Returns the order of a page if there is
+    /// none. Looks only at the page table of the PTE. Only a hint, as [`PageTables::probe`].
+    pub(crate) fn continuing(&self, va: u64, vma: UserRange, orders: u32) -> u8 {
+        let (arch, page) = (&self.arch, self.arch.page_order());
+        let mut found = page;
+        let _walk = self.begin_walk();
+        // SAFETY: this CPU is in a walk as long as `_walk` lives.
+        let at = unsafe { self.descend(vma.tail(va), 1) };
+        if at.raw != 0 || at.level > 1 {
+            return found;
+        }
+        // SAFETY: the walk keeps the page table from being freed.
+        let entries = unsafe { self.entry_slice(at.table, 0..1 << arch.index_bits()) };
+        let is_mapped = |entry: &AtomicU64| entry.load(Relaxed) != 0;
+        let here = arch.index(va, 1);
+        for order in page + 1..=orders.checked_ilog2().unwrap_or(0) as u8 {
+            let (pages, size) = (1 << (order - page), 1 << (u32::from(order) + FRAME_SHIFT));
+            let (start, first) = (align_down(va, u32::from(order) + FRAME_SHIFT), here & !(pages - 1));
+            // The stretch and the block, from the lower end of both.
+            let (from, lower) = match here - first {
+                0 if first >= pages => (start - size, first - pages),
+                last if last + 1 == pages => (start, first),
+                _ => break,
+            };
+            let both = VirtRange { start: from, end: from.saturating_add(2 * size) };
+            let Some(entries) = entries.get(lower..lower + 2 * pages).filter(|_| vma.part(both).is_some()) else {
+                break;
+            };
+            let (mut below, mut above) = {
+                let (below, above) = entries.split_at(pages);
+                (below.iter(), above.iter())
+            };
+            let continues = match lower == first {
+                true => !below.any(is_mapped) && above.all(is_mapped),
+                false => below.all(is_mapped) && !above.any(is_mapped),
+            };
+            if !continues {
+                break;
+            }
+            if orders & 1 << order != 0 {
+                found = order;
+            }
+        }
+        found
+    }
+
     /// Returns the naturally aligned blocks around `va` that lie entirely in `vma`, with their
     /// orders, the largest first: those of `orders` (a bit mask) that are larger than a page.
     #[inline]

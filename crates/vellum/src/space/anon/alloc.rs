@@ -38,6 +38,14 @@ impl<P: Platform> Anon<'_, '_, P> {
         if vma.backing.is_anonymous() { self.machine().policy().orders(self.advice(vma)) } else { 0 }
     }
 
+    /// Returns the orders that folios may have which continue a stretch of a VMA where
+    /// [`Anon::orders`] permits none, as a bit mask.
+    #[inline]
+    pub(in crate::space) fn growth_orders(self, vma: &Vma) -> u32 {
+        let orders = self.machine().policy().growth_orders();
+        if orders == 0 || !vma.backing.is_anonymous() || self.advice(vma) == Advice::NoHuge { 0 } else { orders }
+    }
+
     /// Returns the advice on large folios that counts for a VMA: its own, unless its space has none
     /// there ([`Limits::large_folios`](crate::space::Limits::large_folios)).
     #[inline]

@@ -45,7 +45,11 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     pub(super) fn copy_on_write(self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Once soft-dirty was cleared, copy the page alone: a copy of neighbours would make them
         // soft-dirty, though they were not written.
-        let orders = if Ptes::of(self.space).is_soft_dirty_on() { 0 } else { Anon::of(self.space).orders(vma) };
+        let orders = match Anon::of(self.space).orders(vma) {
+            _ if Ptes::of(self.space).is_soft_dirty_on() => 0,
+            0 => Anon::of(self.space).growth_orders(vma),
+            orders => orders,
+        };
         let Found::Table(table) = self.tables().find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let reuse = self.try_reuse(&table, vma, addr, orders);
         let page = vma.range.around(addr, table.shift());

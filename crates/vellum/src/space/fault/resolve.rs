@@ -157,6 +157,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         match self.arch().kind(raw, level) {
             Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }),
+            Kind::None if access == Access::Write && orders == 0 => self.map_next(vma, addr, retries.is_none()),
             Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders, retries.is_none()),
             Kind::None => self.map_zeros(vma, addr, order),
             Kind::Leaf => self.fault_on_leaf(vma, addr, access, raw, level),
@@ -172,6 +173,19 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 Ok(Outcome::Again)
             }
         }
+    }
+
+    /// Maps a new zeroed folio where the settings permit no large ones: a single page, or, at the
+    /// end of a stretch of mapped pages, a folio that continues it
+    /// ([`FolioPolicy::growth_orders`](crate::frame::policy::FolioPolicy::growth_orders)).
+    #[inline(always)]
+    fn map_next(self, vma: &Vma, addr: u64, is_first: bool) -> Result<Outcome, FaultError> {
+        let orders = Anon::of(self.space).growth_orders(vma);
+        let order = match orders {
+            0 => self.arch().page_order(),
+            _ => self.tables().continuing(addr, vma.range, orders),
+        };
+        self.map_anon(vma, addr, order, orders, is_first)
     }
 
     /// Maps a new zeroed folio: of `order`, or of a smaller one of `orders` if there is no memory
