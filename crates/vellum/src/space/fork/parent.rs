@@ -245,6 +245,12 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         // `share_scattered` has undone a change.
         let least = UNDO_COST + ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
+            if !vma.backing.is_anonymous()
+                && let Some(next) = self.after_object_pages(table, at, end, &mut work)
+            {
+                at = next;
+                continue;
+            }
             let next = self.share_scattered(table, at, end.min(private_end), batch, &mut work, gather);
             if next != at {
                 at = next;
@@ -303,6 +309,16 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             at = run.range(arch).end;
         }
         Ok(at)
+    }
+
+    /// Returns the end of a run of pages of a page-cache object that begins at `at`: the child faults
+    /// them in. Returns `None` if there is none. Subtracts the instructions from `work`.
+    fn after_object_pages(self, table: &LockedTable<'_, 'm, P>, at: u64, end: u64, work: &mut u32) -> Option<u64> {
+        let mut run = table.run(at, end).filter(|run| run.kind == Kind::Leaf)?;
+        let read = RUN_COST + READ_COST * run.len as u32;
+        let is_objects = Ptes::of(self.space).shorten_to_equal(&mut run, |frame| frame.has(flag::OBJECT));
+        *work = work.saturating_sub(read);
+        is_objects.then(|| run.range(self.arch()).end)
     }
 
     /// Shares a scattered stretch of the parent's leaf PTEs ([`Scattered`]) from `at` on, and adds
