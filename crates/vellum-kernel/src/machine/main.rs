@@ -199,6 +199,9 @@ fn start_clock(counted: bool) -> Clock {
     unsafe { Clock::start(counted) }
 }
 
+/// The orders of folios that continue a stretch of memory: 16, 32 and 64 KiB.
+const GROWTH: u32 = 0b11100;
+
 /// Hands the machine's memory to the engine.
 fn boot_engine(boot: &Boot, clock: Clock, cpus: usize) -> Result<&'static Machine, &'static str> {
     mem::init(&boot.map, &boot.nodes, clock, cpus).map_err(|error| {
@@ -228,6 +231,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
         "apart" => machine.policy().set_cont_blocks(false),
         _ => return Err("unknown option of `run`: only `apart` is known"),
     }
+    machine.policy().set_growth_orders(GROWTH);
     hooks::set_page_fault(mem::uaccess::resolve);
     let roots = files::root::unpack(boot.archive)?;
     files::kinds::init(roots).map_err(|_| "the root file system can't be set up")?;

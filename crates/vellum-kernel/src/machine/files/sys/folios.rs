@@ -126,7 +126,12 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
         let size = directory.add_directory(&format!("hugepages-{}kB", (FRAME_SIZE >> 10) << order))?;
         let (words, knobs) = (&SIZE.0, &SIZE.1);
         let get = move || position(knobs, policy.get(order));
-        knob(&size, "enabled", words, get, move |chosen| policy.set(order, knobs[chosen]))?;
+        // An administrator who decides about a size decides about all.
+        let set = move |chosen: usize| {
+            policy.set(order, knobs[chosen]);
+            policy.set_growth_orders(0);
+        };
+        knob(&size, "enabled", words, get, set)?;
         if order <= HUGE_ORDER {
             let (words, knobs) = (&SHMEM_SIZE.0, &SHMEM_SIZE.1);
             let get = move || position(knobs, policy.shmem().get(order));
