@@ -237,6 +237,7 @@ fn run(boot: &Boot, option: &str, counted: bool) -> Result<(), &'static str> {
     files::kinds::init(roots).map_err(|_| "the root file system can't be set up")?;
     mem::space::init().map_err(|_| "no memory")?;
     let window = follow_options()?;
+    mem::vdso::init(machine.platform()).map_err(|_| "no memory")?;
     let words = |name: &str| -> Vec<Vec<u8>> {
         let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
         parse::strings(&bytes)

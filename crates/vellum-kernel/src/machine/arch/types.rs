@@ -52,7 +52,8 @@ pub struct Handler {
     pub info: [u8; 128],
     /// The address of the handler.
     pub address: u64,
-    /// The address to which the handler returns, if the program has set one (`SA_RESTORER`).
+    /// The address to which the handler returns: the one that the program has set (`SA_RESTORER`),
+    /// or that of the vDSO, if it has one.
     pub restorer: Option<u64>,
     /// The signal mask to restore after the handler.
     pub mask: u64,

@@ -22,6 +22,7 @@
 //! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
 //! | [`thread`] | the memory layer's part of a thread: the reason it is blocked, its faults |
 //! | [`percpu`] | the memory layer's part of a CPU's record |
+//! | [`vdso`] | the page of clocks and the shared object in every program |
 //! | [`uffd`] | userfaultfds, as address spaces know them |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
@@ -46,6 +47,7 @@ pub mod throttle;
 pub mod transfers;
 pub mod uaccess;
 pub mod uffd;
+pub mod vdso;
 pub mod virtio;
 pub mod vmalloc;
 

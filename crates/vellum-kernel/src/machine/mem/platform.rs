@@ -52,6 +52,11 @@ impl Host {
         let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.node_of_cpu(secondary::name(cpu)) } else { 0 });
         Self { regions, len, clock, cpus, nodes: nodes.clone(), node }
     }
+
+    /// Returns the counter's value at the start of the clock, and the nanoseconds in 2³² ticks.
+    pub fn counter(&self) -> [u64; 2] {
+        self.clock.counter()
+    }
 }
 
 // SAFETY: the memory map lists a region as usable only if it is RAM, lies inside the direct map,

@@ -52,6 +52,8 @@ pub struct UserSpace {
     pub image: Mutex<Image>,
     /// The space's userfaultfds.
     pub uffds: Mutex<Uffds>,
+    /// The address of the shared object with the clocks ([`mem::vdso`]); 0 if it is not mapped.
+    pub vdso: AtomicU64,
     /// The number of processes that use this space (Linux: `mm_users`).
     users: AtomicUsize,
     /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
@@ -132,6 +134,7 @@ impl UserSpace {
             refusals: AtomicU32::new(0),
             image: Mutex::default(),
             uffds: Mutex::default(),
+            vdso: AtomicU64::new(0),
             users: AtomicUsize::new(0),
             mapped: Mutex::default(),
             names: Mutex::default(),
@@ -240,6 +243,7 @@ impl UserSpace {
             refusals: AtomicU32::new(0),
             image: Mutex::new(image),
             uffds: Mutex::default(),
+            vdso: AtomicU64::new(self.vdso.load(Relaxed)),
             users: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
             names: Mutex::new(names),

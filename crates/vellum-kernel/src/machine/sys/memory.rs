@@ -8,9 +8,10 @@ use crate::files::{contents, proc};
 use crate::mem::memcgs;
 use crate::mem::spaces::All;
 use crate::mem::thread::{BlockedOn, failed, fault_failed};
-use crate::mem::{Object, UserSpace, uaccess};
+use crate::mem::{Object, UserSpace, uaccess, vdso};
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;
@@ -165,6 +166,8 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
     let to = memory.engine.remap(request).map_err(|error| failed(error.refused(), error.errno()))?;
     if to != addr {
         memory.unregister_uffds(to, new_len);
+        // A thread of the program that moves the same VMA meanwhile has no right answer.
+        memory.vdso.store(vdso::moved(memory.vdso.load(Relaxed), addr, old_len.max(1), to), Relaxed);
     }
     Ok(to)
 }

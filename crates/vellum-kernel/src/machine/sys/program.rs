@@ -11,13 +11,14 @@ use crate::files::contents::object_of;
 use crate::mem::space::Image;
 use crate::mem::spaces;
 use crate::mem::thread::failed;
-use crate::mem::{self, Object, UserSpace, payer, uaccess};
+use crate::mem::{self, Object, UserSpace, payer, uaccess, vdso};
 use crate::task::Thread;
 use crate::task::timer;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::MayBeRefused;
@@ -235,9 +236,10 @@ pub fn load(
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
     space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
-    if let Some((address, code)) = machine::trampoline() {
-        map_code(&space, address, code)?;
-    }
+    // Beside the first address of `mmap`, in the gap below the stack.
+    let vdso = vdso::map(&space.engine, mmap_base & !4095);
+    let vdso = vdso.map_err(|error| failed(error.refused(), error.errno()))?;
+    space.vdso.store(vdso, Relaxed);
     let [hwcap, hwcap2] = machine::hwcap();
     let aux = Aux {
         platform: machine::NAME,
@@ -247,6 +249,7 @@ pub fn load(
         phdr: plan.phdr_addr.map_or(0, |phdr| base + phdr),
         phnum: plan.phnum,
         interpreter: interpreter_base,
+        vdso,
         entry: base + plan.entry,
         random: core::array::from_fn(|_| random() as u8),
         min_signal_stack: machine::LEAST_SIGNAL_STACK,
@@ -303,7 +306,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.end_others(thread).await?;
     super::process::let_go_of_memory(thread);
     process.signals.lock().reset_for_exec();
-    process.has_executed.store(true, core::sync::atomic::Ordering::Relaxed);
+    process.has_executed.store(true, Relaxed);
     process.timers.lock().retain(|number, _| timer::is_interval(*number));
     thread.traits.lock().credentials = Arc::new(own);
     crate::mem::space::unload();
@@ -323,15 +326,6 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     thread.unblock_creator();
     // No program uses the value of RAX at its entry.
     Ok(0)
-}
-
-/// Maps a page of code into a program's address space.
-fn map_code(space: &Arc<UserSpace>, addr: u64, code: &[u8]) -> Result<(), Errno> {
-    let request = MapRequest { addr, len: FRAME_SIZE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
-    uaccess::write(space, addr, code)?;
-    let executable = Prot::READ | Prot::EXEC;
-    space.engine.protect(addr, FRAME_SIZE, executable).map_err(|error| failed(error.refused(), error.errno()))
 }
 
 /// Reads a NUL-terminated string of at most `most` bytes from a program.

@@ -1,6 +1,7 @@
 //! Signal delivery: before a thread enters user mode, it takes its pending signals, and pushes a
 //! handler's frame on its stack, or stops or ends the program.
 
+use crate::arch::abi as machine;
 use crate::arch::frame;
 use crate::arch::serial::println;
 use crate::arch::types::{Handler, Raised};
@@ -141,7 +142,9 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
         signal: info.signal,
         info: info.bytes(),
         address: action.handler,
-        restorer: (action.flags & u64::from(abi::SA_RESTORER) != 0).then_some(action.restorer),
+        restorer: (action.flags & u64::from(abi::SA_RESTORER) != 0).then_some(action.restorer).or_else(|| {
+            machine::RETURN_OFFSET.map(|offset| context.memory.vdso.load(Ordering::Relaxed).wrapping_add(offset))
+        }),
         mask: context.saved_mask.unwrap_or(now),
         top: stack_for(context, action, frame::RED_ZONE),
         signal_stack: context.signal_stack,

@@ -38,6 +38,8 @@ pub struct Aux {
     pub phnum: u64,
     /// `AT_BASE`: the interpreter's address, zero without one.
     pub interpreter: u64,
+    /// `AT_SYSINFO_EHDR`: the address of the shared object that the kernel maps.
+    pub vdso: u64,
     /// `AT_ENTRY`: the entry point of the program, not of the interpreter.
     pub entry: u64,
     /// `AT_UID`, `AT_EUID`, `AT_GID`, `AT_EGID`.
@@ -109,6 +111,7 @@ pub fn build<S: AsRef<[u8]>>(
     let platform_at = (arguments_at & !15) - (aux.platform.len() as u64 + 1);
     let random_at = platform_at - 16;
     let vector = [
+        (auxvec::AT_SYSINFO_EHDR, aux.vdso),
         (auxvec::AT_MINSIGSTKSZ, aux.min_signal_stack),
         (auxvec::AT_HWCAP, aux.hwcap),
         (auxvec::AT_PAGESZ, aux.page_size),

@@ -34,6 +34,11 @@ impl Clock {
         Self { start: ticks(), scale: ((1_000_000_000u128 << 32) / u128::from(rate())) as u64 }
     }
 
+    /// Returns the counter's value at the start, and the nanoseconds in 2³² ticks.
+    pub fn counter(&self) -> [u64; 2] {
+        [self.start, self.scale]
+    }
+
     /// Returns the nanoseconds since the clock was started.
     pub fn now_ns(&self) -> u64 {
         ((u128::from(ticks() - self.start) * u128::from(self.scale)) >> 32) as u64

@@ -42,6 +42,11 @@ impl Clock {
         Self { start: self::ticks(), scale }
     }
 
+    /// Returns the counter's value at the start, and the nanoseconds in 2³² ticks.
+    pub fn counter(&self) -> [u64; 2] {
+        [self.start, self.scale]
+    }
+
     /// Returns the nanoseconds since the clock was started.
     pub fn now_ns(&self) -> u64 {
         ((u128::from(ticks() - self.start) * u128::from(self.scale)) >> 32) as u64

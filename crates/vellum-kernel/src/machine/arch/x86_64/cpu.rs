@@ -20,6 +20,11 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 pub const USER_DATA: u64 = 0x1b;
 /// The selector of user mode's code segment.
 pub const USER_CODE: u64 = 0x23;
+/// The selector of the segment whose limit is the CPU's number, which programs read (`lsl`).
+const CPU_NUMBER: u64 = 0x3b;
+/// That segment's descriptor without its limit: read-only data of user mode, present, and marked as
+/// accessed.
+const CPU_NUMBER_SEGMENT: u64 = 0xf1 << 40;
 /// The slot of the interrupt stack table for exceptions that can't rely on another stack.
 pub const FAULT_STACK_SLOT: u16 = 0;
 
@@ -48,6 +53,8 @@ pub unsafe fn init() {
     debug_assert!([user_data.0, user_code.0].map(u64::from) == [USER_DATA, USER_CODE]);
     // SAFETY: the task state segment is this CPU's and lives forever.
     let state = table.append(unsafe { Descriptor::tss_segment_unchecked(task) });
+    let number = table.append(Descriptor::UserSegment(CPU_NUMBER_SEGMENT | index as u64));
+    debug_assert!(u64::from(number.0) == CPU_NUMBER);
     let segments = &raw mut SEGMENTS;
     // SAFETY: this CPU's own table, which is not loaded yet and not written again.
     unsafe { (*segments)[index].write(table) }.load();

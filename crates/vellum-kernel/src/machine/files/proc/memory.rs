@@ -4,7 +4,7 @@
 use super::process::Subject;
 use super::{numbers, reader};
 use crate::files::from_root;
-use crate::mem::{UserSpace, machine, uaccess};
+use crate::mem::{UserSpace, machine, uaccess, vdso};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
@@ -53,9 +53,11 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
     let anonymous = vma.backing.is_anonymous();
     let kind: &[u8] = if anonymous { b"[anon:" } else { b"[anon_shmem:" };
     let own = memory.vma_name(vma).map(|own| [kind, &own, b"]"].concat());
+    let vdso = vdso::name(vma);
     let name = match &path {
         Some(path) => path.as_slice(),
         None if let Some(own) = &own => own.as_slice(),
+        None if let Some(name) = vdso => name,
         None if !anonymous => SHARED,
         None if start <= stack && stack < end => b"[stack]",
         None if start < heap.end && end > heap.start => b"[heap]",
@@ -63,7 +65,7 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
     };
     let (device, inode) = match &file {
         Some(file) => (file.device, file.inode),
-        None if anonymous => (Device::default(), 0),
+        None if anonymous || vdso.is_some() => (Device::default(), 0),
         None => (SHARED_DEVICE, 1),
     };
     tell(&MapsEntry {
@@ -72,7 +74,7 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
         write: vma.prot.contains(Prot::WRITE),
         execute: vma.prot.contains(Prot::EXEC),
         shared: vma.backing.is_shared(),
-        offset: if anonymous { 0 } else { vma.backing.offset(start) },
+        offset: if anonymous || vdso.is_some() { 0 } else { vma.backing.offset(start) },
         device,
         inode,
         name,

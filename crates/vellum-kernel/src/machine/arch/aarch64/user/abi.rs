@@ -1,7 +1,5 @@
 //! Architecture names and constants of the user ABI.
 
-use crate::arch::paging::user_end;
-
 pub use crate::arch::cpuinfo::hwcap;
 
 /// The name in `uname` and the auxiliary vector.
@@ -19,20 +17,9 @@ pub const LEAST_SIGNAL_STACK: u64 = 4720;
 /// The bytes of the system call instruction.
 pub const SYSTEM_CALL: &[u8] = &[0x01, 0x00, 0x00, 0xd4];
 
-/// The return code of handlers without a restorer: `mov x8, #139; svc #0`, the system call
-/// `rt_sigreturn`.
-const RETURN: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
-
-/// Returns the address of [`RETURN`] in every program: the start of the last user page, which the
-/// stack leaves free.
-pub fn return_from_handler() -> u64 {
-    user_end() - 4096
-}
-
-/// Returns the code page that the kernel maps into every program, and its address.
-pub fn trampoline() -> Option<(u64, &'static [u8])> {
-    Some((return_from_handler(), &RETURN))
-}
+/// The offset in the vDSO of the code that returns from a signal handler without a restorer;
+/// `vdso/aarch64.ld` has the same number.
+pub const RETURN_OFFSET: Option<u64> = Some(0x804);
 
 /// Returns, of `clone`'s arguments, the address for the child's number and the thread pointer.
 pub fn child_and_thread_pointer(arguments: [u64; 6]) -> [u64; 2] {

@@ -2,7 +2,6 @@
 //! `ucontext` with all general registers, which ends with records of a kind and a size each, one of
 //! them for the vector registers. Above the frame is a frame record (X29, X30).
 
-use crate::arch::abi::return_from_handler;
 use crate::arch::entry::Registers;
 use crate::arch::extended_state::ExtendedState;
 use crate::arch::paging::user_end;
@@ -79,7 +78,7 @@ pub fn push(
     memory.write(at, &bytes)?;
     let r = registers;
     (r.pc, r.sp, r.x[29]) = (handler.address, at, link_at);
-    r.x[30] = handler.restorer.unwrap_or_else(return_from_handler);
+    r.x[30] = handler.restorer.unwrap_or_default();
     (r.x[0], r.x[1], r.x[2]) = (handler.signal.into(), at, at.wrapping_add(UCONTEXT as u64));
     Ok(())
 }

@@ -16,11 +16,9 @@ pub const MAP_LOW: u32 = linux_raw_sys::general::MAP_32BIT;
 pub const LEAST_SIGNAL_STACK: u64 = 3632;
 /// The bytes of the system call instruction.
 pub const SYSTEM_CALL: &[u8] = &[0x0f, 0x05];
-
-/// Returns the code page that the kernel maps into every program, and its address: none on x86.
-pub fn trampoline() -> Option<(u64, &'static [u8])> {
-    None
-}
+/// The offset in the vDSO of the code that returns from a signal handler; x86-64 has none, because
+/// a handler brings its own.
+pub const RETURN_OFFSET: Option<u64> = None;
 
 /// Returns the `AT_HWCAP` values of the auxiliary vector.
 pub fn hwcap() -> [u64; 2] {
