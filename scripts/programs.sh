@@ -174,6 +174,8 @@ our_programs() {
     expect 0 inotify guest --smp 4 -- "$1/inotify" </dev/null
     expect 0 seccomp guest --smp 4 -- "$1/seccomp" </dev/null
     expect 0 timerfd guest --smp 2 -- "$1/timerfd" </dev/null
+    expect 0 vdso guest --smp 4 -- "$1/vdso" </dev/null
+    expect 0 "vdso, where instructions are counted" guest --icount -- "$1/vdso" </dev/null
     expect 0 sockets guest --smp 4 -- "$1/sockets" </dev/null
     expect 0 "TCP and UDP" guest --smp 4 -- "$1/inet" </dev/null
     expect 0 tty guest --smp 4 -- "$1/tty" </dev/null
