@@ -2,7 +2,7 @@
 //! `close` and the like.
 
 use super::sync::write_pages;
-use super::{Answer, lock, terminal};
+use super::{Answer, interface, lock, terminal};
 use crate::files;
 use crate::files::contents;
 use crate::files::user::UserBytes;
@@ -17,6 +17,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::{Kind, Open};
+use vellum_kernel::net::interface::is_request;
 use vellum_kernel::net::socket_of;
 
 /// Returns the open file of descriptor `fd`, or `EBADF`.
@@ -181,6 +182,8 @@ pub fn ioctl(thread: &Arc<Thread>, fd: u64, request: u64, argument: u64) -> Answ
             let unsent = i32::try_from(socket_of(&open)?.transport().unsent()?).unwrap_or(i32::MAX);
             uaccess::write(&thread.memory(), argument, &unsent.to_le_bytes()).map(|()| 0)
         }
+        ioctl::SIOCGIFCONF if socket_of(&open).is_ok() => interface::list(thread, argument),
+        other if is_request(other) && socket_of(&open).is_ok() => interface::describe(thread, other, argument),
         ioctl::FIONBIO => {
             let mut on = [0; 4];
             uaccess::read(&thread.memory(), argument, &mut on)?;

@@ -154,6 +154,18 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
+/// Implements `personality`: returns the one before, and stores another, unless the argument only
+/// asks.
+pub fn personality(thread: &Thread, wanted: u64) -> Answer {
+    const ASKS: u32 = u32::MAX;
+    let own = &mut thread.traits.lock().personality;
+    let before = *own;
+    if wanted as u32 != ASKS {
+        *own = wanted as u32;
+    }
+    Ok(before.into())
+}
+
 /// Implements `getcpu`: stores the CPU and its NUMA node.
 pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
     let index = percpu::current().index;

@@ -17,6 +17,7 @@
 //! | [`terminal`] | terminals |
 //! | [`mod@lock`] | `flock` and record locks |
 //! | [`socket`] | sockets: names, connections, options |
+//! | [`interface`] | network interfaces |
 //! | [`message`] | sending and receiving |
 //! | [`path`] | calls that take a path |
 //! | [`mod@mount`] | `mount` and `umount2` |
@@ -26,6 +27,7 @@
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`pidfd`] | pidfds |
 //! | [`identity`] | user IDs, group IDs, capabilities |
+//! | [`mod@kcmp`] | `kcmp` |
 //! | [`schedule`] | scheduling class, priority, affinity |
 //! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
@@ -50,6 +52,8 @@ pub mod inotify;
 #[cfg(target_arch = "x86_64")]
 mod legacy;
 pub mod lock;
+pub mod interface;
+pub mod kcmp;
 pub mod memory;
 pub mod message;
 pub mod misc;

@@ -9,8 +9,8 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
-    Answer, anon_inode, clock, epoll, file, futex, identity, inotify, lock, memory, message, misc, mount, path, pidfd,
-    policy, prctl, process, program, remote, schedule, seccomp, select, shm, signal, signalfd, size, socket, swap,
+    Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, lock, memory, message, misc, mount, path,
+    pidfd, policy, prctl, process, program, remote, schedule, seccomp, select, shm, signal, signalfd, size, socket, swap,
     sync, terminal, timer, timerfd, transfer, wait,
 };
 use crate::arch;
@@ -254,6 +254,7 @@ system_calls! {
         __NR_getppid: Full => Ok(thread.process.parent_pid().into());
         __NR_getpgid: Full => Ok(process::process_of(thread, a[0])?.group.load(Ordering::Relaxed).into());
         __NR_getsid: Full => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into());
+        __NR_kcmp: Partial("no KCMP_EPOLL_TFD") => kcmp::kcmp(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_setpgid: Full => process::setpgid(thread, a[0], a[1]);
         __NR_setsid: Full => process::setsid(thread);
         __NR_vhangup: Full => terminal::vhangup(thread);
@@ -341,6 +342,7 @@ system_calls! {
             => misc::getrusage(thread, a[0], a[1]);
         __NR_times: Partial("system time counts as user time") => misc::times(thread, a[0]);
         __NR_sysinfo: Partial("no load") => misc::sysinfo(thread, a[0]);
+        __NR_personality: Partial("stored without effect") => misc::personality(thread, a[0]);
         __NR_uname: Full => misc::uname(thread, a[0]);
         __NR_getrandom: Partial("not fit for secrets"), AfterHandlers
             => misc::getrandom(thread, a[0], a[1], a[2]).await;

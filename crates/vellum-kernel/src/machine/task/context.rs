@@ -63,6 +63,8 @@ pub struct Traits {
     pub schedule: (u32, u32),
     /// The memory policy.
     pub policy: Policy,
+    /// The personality, of which nothing has an effect (`personality`).
+    pub personality: u32,
     /// The timer slack in nanoseconds; only reported, not applied.
     pub slack: u64,
     /// The default timer slack: the creator's slack when it created the thread.
@@ -79,6 +81,7 @@ impl Traits {
             nice: 0,
             schedule: (0, 0),
             policy: Policy::default(),
+            personality: 0,
             slack: 50_000,
             usual_slack: 50_000,
         }

@@ -6,12 +6,14 @@
 //! | [`address`] | socket addresses, as programs pass them |
 //! | [`message`] | the cargo of bytes and messages: addresses, credentials, descriptors |
 //! | [`rights`] | descriptors on their way between processes (`SCM_RIGHTS`) |
+//! | [`interface`] | the machine's network interface |
 //! | [`local`] | sockets of one machine: `AF_UNIX`, TCP, UDP |
 //!
 //! The operations of a transport never block: one that would have to fails with `EAGAIN`, and the
 //! caller waits at the socket's wait queue, and retries.
 
 pub mod address;
+pub mod interface;
 pub mod local;
 pub mod message;
 pub mod options;

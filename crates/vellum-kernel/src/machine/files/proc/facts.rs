@@ -100,6 +100,12 @@ pub fn score_adj(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{}\n", subject.process()?.oom_score_adj.load(Relaxed)).into_bytes())
 }
 
+/// Returns the contents of `personality`.
+pub fn personality(subject: &Subject) -> Result<Vec<u8>, Errno> {
+    let own = subject.thread().map_or(0, |thread| thread.traits.lock().personality);
+    Ok(format!("{own:08x}\n").into_bytes())
+}
+
 /// Returns the contents of `timerslack_ns`.
 pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let thread = slack_owner(subject)?;

@@ -77,7 +77,7 @@ const TEXTS: &[(&str, u32, Contents, Option<WriteHandler>)] = &[
     ("oom_adj", 0o644, facts::oom_adj, Some(facts::set_oom_adj)),
     ("oom_score", 0o444, facts::score, None),
     ("oom_score_adj", 0o644, facts::score_adj, Some(facts::set_score_adj)),
-    ("personality", 0o400, |_| Ok(b"00000000\n".to_vec()), None),
+    ("personality", 0o400, facts::personality, None),
     ("smaps", 0o444, memory::smaps, None),
     ("smaps_rollup", 0o444, memory::rollup, None),
     ("stat", 0o444, facts::stat, None),
