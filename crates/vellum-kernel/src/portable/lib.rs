@@ -17,6 +17,7 @@
 //! | [`wait`] | wait queues |
 //! | [`seccomp`] | filters of system calls |
 //! | [`siginfo`] | the information that comes with a signal |
+//! | [`ptrace`] | what a tracer asks for and is told |
 //! | [`sleeplock`] | a lock that is held across awaits (Linux: `struct mutex`) |
 //! | [`stdio`] | the stdio channel to the host |
 //! | [`sectors`] | transfers of a disk's sectors |
@@ -54,6 +55,7 @@ pub mod net;
 pub mod nodes;
 pub mod parse;
 pub mod proc;
+pub mod ptrace;
 pub mod pvh;
 pub mod seccomp;
 pub mod sectors;

@@ -64,6 +64,14 @@ impl Info {
         bytes
     }
 
+    /// Returns the information that the first bytes of a `siginfo_t` have.
+    pub fn from_bytes(bytes: &[u8; 128]) -> Self {
+        let half = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+        let fields = core::array::from_fn(|index| word(16 + 8 * index));
+        Self { signal: half(0), errno: half(4) as i32, code: half(8) as i32, fields }
+    }
+
     /// Returns the fields that the signal and its code imply.
     fn layout(&self) -> Layout {
         const SI_TIMER: i32 = -2;

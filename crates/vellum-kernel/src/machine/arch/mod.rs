@@ -18,6 +18,7 @@
 //! | `touch` | the instructions that access user memory |
 //! | `entry` | entering user mode and returning |
 //! | `frame` | the signal frame on the user stack |
+//! | `regset` | the registers of a traced thread |
 //! | `extended_state` | a thread's FPU, vector and TLS registers |
 //! | `clock` | the clock |
 //! | `ports` | the serial ports |

@@ -25,8 +25,10 @@
 //! | [`vdso`] | the page of clocks and the shared object in every program |
 //! | [`uffd`] | userfaultfds, as address spaces know them |
 //! | [`uaccess`] | the kernel's accesses to user memory |
+//! | [`forced`] | accesses to memory whatever its protection |
 
 pub mod block;
+pub mod forced;
 pub mod heap;
 #[cfg(feature = "holds")]
 pub mod holds;

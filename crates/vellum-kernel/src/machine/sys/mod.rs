@@ -26,8 +26,8 @@
 //! | [`process`] | `clone`, `exit`, process groups and sessions |
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`pidfd`] | pidfds |
-//! | [`identity`] | user IDs, group IDs, capabilities |
 //! | [`mod@kcmp`] | `kcmp` |
+//! | [`identity`] | user IDs, group IDs, capabilities |
 //! | [`schedule`] | scheduling class, priority, affinity |
 //! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
@@ -40,6 +40,7 @@
 //! | [`policy`] | NUMA memory policy |
 //! | [`prctl`] | `prctl` |
 //! | [`seccomp`] | filters of system calls |
+//! | [`mod@ptrace`] | tracing |
 //! | [`misc`] | `uname`, `prlimit64`, `getrusage`, `membarrier`, `getrandom` and the like |
 
 pub mod anon_inode;
@@ -49,11 +50,11 @@ pub mod file;
 pub mod futex;
 pub mod identity;
 pub mod inotify;
+pub mod interface;
+pub mod kcmp;
 #[cfg(target_arch = "x86_64")]
 mod legacy;
 pub mod lock;
-pub mod interface;
-pub mod kcmp;
 pub mod memory;
 pub mod message;
 pub mod misc;
@@ -66,6 +67,7 @@ pub mod policy;
 pub mod prctl;
 pub mod process;
 pub mod program;
+pub mod ptrace;
 pub mod remote;
 pub mod schedule;
 pub mod seccomp;
@@ -86,6 +88,7 @@ pub mod wait;
 
 use crate::task::Thread;
 use crate::task::run::{Restart, SystemCalls};
+use crate::task::trace;
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
@@ -100,8 +103,9 @@ impl SystemCalls for Calls {
         table::call(thread, number, arguments)
     }
 
-    fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
-        seccomp::permits(thread, number, arguments)
+    async fn check(thread: &Arc<Thread>, number: u64) -> Option<u64> {
+        let number = if thread.is_traced() { trace::call_begins(thread, number).await? } else { number };
+        seccomp::permits(thread, number).await
     }
 
     fn restarts(number: u64) -> Restart {

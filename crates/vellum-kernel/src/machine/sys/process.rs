@@ -16,6 +16,7 @@ use crate::task::limits::allowance;
 use crate::task::limits::count::Counted;
 use crate::task::process::{FIRST, TasklistLock, count_one, find, new_number};
 use crate::task::signal::COUNT;
+use crate::task::trace;
 use crate::task::{Process, Thread, collapse, executor, futex, job};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -155,7 +156,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     if has(abi::CLONE_THREAD) {
         let new = Thread::new(tid, &thread.process, context, counted, Some(thread));
-        start(thread, new, has(abi::CLONE_VFORK)).await;
+        start(thread, new, &wanted).await;
         return Ok(tid.into());
     }
     let own = &thread.process;
@@ -171,7 +172,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         let process = Process::new(&families, tid, Some(&parent), Some(memory), wanted.exit_signal);
         (parent, process)
     };
-    let equipped = wanted.group.map_or(Ok(()), |group| cgroupfs::begin_in(&process, &**group.inode()));
+    let equipped = wanted.group.as_ref().map_or(Ok(()), |group| cgroupfs::begin_in(&process, &**group.inode()));
     let equipped = equipped.and_then(|()| match has(abi::CLONE_PIDFD) {
         true => give_descriptor(thread, &process, wanted.pidfd),
         false => Ok(()),
@@ -185,19 +186,23 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     let new = Thread::new(tid, &process, context, counted, Some(thread));
-    start(thread, new, has(abi::CLONE_VFORK)).await;
+    start(thread, new, &wanted).await;
     Ok(tid.into())
 }
 
-/// Starts a new thread. With `blocks_creator` (`CLONE_VFORK`), waits until the new thread has
+/// Starts a new thread. With `CLONE_VFORK` waits until the new thread has
 /// released its creator's memory or the creator is being killed. `blocks_creator` is set before the
 /// new thread starts, so that the new thread cannot exit unnoticed.
-async fn start(maker: &Arc<Thread>, new: Arc<Thread>, blocks_creator: bool) {
+async fn start(maker: &Arc<Thread>, new: Arc<Thread>, wanted: &Wanted) {
+    let blocks_creator = wanted.flags & u64::from(abi::CLONE_VFORK) != 0;
     new.blocks_creator.store(blocks_creator, Ordering::SeqCst);
+    let event = trace::inherit(maker, &new, wanted.flags, wanted.exit_signal);
     new.clone().start::<Calls>();
+    trace::created(maker, event, new.tid).await;
     if blocks_creator {
         let let_go = || (!new.blocks_creator.load(Ordering::SeqCst)).then_some(());
         let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
+        trace::child_has_gone_on(maker, new.tid).await;
     }
 }
 

@@ -14,6 +14,7 @@ use crate::mem::thread::failed;
 use crate::mem::{self, Object, UserSpace, payer, uaccess, vdso};
 use crate::task::Thread;
 use crate::task::timer;
+use crate::task::trace;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -324,6 +325,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     }
     thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     thread.unblock_creator();
+    trace::executed(thread).await;
     // No program uses the value of RAX at its entry.
     Ok(0)
 }

@@ -9,6 +9,7 @@ use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{UserSpace, payer};
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
@@ -100,7 +101,8 @@ pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: 
 /// `EPERM`.
 pub fn may_look_into(thread: &Thread, process: &Process) -> Result<(), Errno> {
     let (own, other) = (thread.credentials(), process.credentials());
-    if process.pid != thread.process.pid && other.is_some_and(|other| !own.matches(&other)) {
+    let is_kept_secret = process.dumpable.load(Relaxed) != 1 || other.is_some_and(|other| !own.matches(&other));
+    if process.pid != thread.process.pid && is_kept_secret {
         own.needs(CAP_SYS_PTRACE)?;
     }
     Ok(())

@@ -8,6 +8,7 @@ use crate::task::Thread;
 use crate::task::deliver;
 use crate::task::life::Life;
 use crate::task::signal::Info;
+use crate::task::trace;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
@@ -24,10 +25,12 @@ const FLAGS: u32 = abi::SECCOMP_FILTER_FLAG_TSYNC
     | abi::SECCOMP_FILTER_FLAG_SPEC_ALLOW
     | abi::SECCOMP_FILTER_FLAG_TSYNC_ESRCH;
 
-/// Returns whether a thread that has a mode may make a system call. If not, has done instead what
-/// the mode demands: the call has its result, or the thread has a signal.
+/// Returns the number of a system call that a thread wants to make, if its mode permits that, or
+/// its tracer has changed it. If not, has done instead what the mode demands: the call has its
+/// result, or the thread has a signal.
 #[cold]
-pub fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
+pub async fn permits(thread: &Arc<Thread>, number: u64) -> Option<u64> {
+    let call = Some(number);
     let number = number as u32;
     let Seccomp { mode, filter } = thread.traits.lock().seccomp.clone();
     let Some(filter) = filter else {
@@ -36,13 +39,14 @@ pub fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
         if !is_permitted {
             end_thread(thread, nr::SIGKILL);
         }
-        return is_permitted;
+        return call.filter(|_| is_permitted);
     };
     if filter.always_permits(number) {
-        return true;
+        return call;
     }
     // SAFETY: a system call runs in the thread's own future.
-    let place = unsafe { thread.context() }.registers.program_counter();
+    let registers = unsafe { thread.context() }.registers;
+    let (place, arguments) = (registers.program_counter(), registers.arguments());
     let (value, decided_by) = filter.decide(&Call { number, arch: AUDIT_ARCH, place, arguments });
     let (wanted, data) = (value & action::ACTION, value & !action::ACTION);
     let is_logged = match wanted {
@@ -56,9 +60,10 @@ pub fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
         println!("seccomp: {name} of system call {number} by thread {}", thread.tid);
     }
     match wanted {
-        action::ALLOW | action::LOG => return true,
+        action::ALLOW | action::LOG => return call,
+        action::TRACE if trace::asks_for_filtered(thread) => return trace::filtered(thread, number.into(), data).await,
         action::ERRNO => answer(thread, -i64::from(data.min(4095))),
-        // No program is traced, and no other process is asked.
+        // No tracer and no other process is asked.
         action::TRACE | action::USER_NOTIF => answer(thread, -i64::from(Errno::ENOSYS.number())),
         action::TRAP => {
             let called = u64::from(number) | u64::from(AUDIT_ARCH) << 32;
@@ -68,7 +73,7 @@ pub fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool {
         action::KILL_THREAD => end_thread(thread, nr::SIGSYS),
         _ => thread.process.end(Life::Killed(nr::SIGSYS)),
     }
-    false
+    None
 }
 
 /// Stores the result of a call that was not made.

@@ -10,12 +10,13 @@ use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, lock, memory, message, misc, mount, path,
-    pidfd, policy, prctl, process, program, remote, schedule, seccomp, select, shm, signal, signalfd, size, socket, swap,
-    sync, terminal, timer, timerfd, transfer, wait,
+    pidfd, policy, prctl, process, program, ptrace, remote, schedule, seccomp, select, shm, signal, signalfd, size,
+    socket, swap, sync, terminal, timer, timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
 use crate::task::run::Restart;
+use crate::task::trace;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -222,7 +223,7 @@ system_calls! {
         __NR_swapoff: Partial("one swap device at most") => swap::off(thread, a[0]);
         __NR_umask: Full => path::umask(thread, a[0]);
 
-        __NR_clone: Partial("no namespaces, no ptrace") => {
+        __NR_clone: Partial("no namespaces") => {
             let [flags, stack, parent_tid, ..] = a;
             let [child_tid, tls] = arch::abi::child_and_thread_pointer(a);
             let exit_signal = flags as u32 & nr::CSIGNAL;
@@ -238,8 +239,14 @@ system_calls! {
         __NR_clone3: Partial("as clone; no choice of number") => process::clone3(thread, a[0], a[1]).await;
         __NR_execve: Partial("no dynamic programs yet") => program::execve(thread, [HERE, a[0], a[1], a[2], 0]).await;
         __NR_execveat: Partial("as execve") => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await;
-        __NR_exit: Full => process::exit(thread, a[0]);
-        __NR_exit_group: Full => process::exit_group(thread, a[0]);
+        __NR_exit: Full => {
+            trace::ends(thread, (a[0] as u32 & 0xff) << 8).await;
+            process::exit(thread, a[0])
+        };
+        __NR_exit_group: Full => {
+            trace::ends(thread, (a[0] as u32 & 0xff) << 8).await;
+            process::exit_group(thread, a[0])
+        };
         __NR_wait4: Partial("of the usage of resources only the time"), AfterHandlers
             => wait::wait4(thread, a[0], a[1], a[2], a[3]).await;
         __NR_waitid: Partial("no resource usage"), AfterHandlers => wait::waitid(thread, a[0], a[1], a[2], a[3]).await;
@@ -247,6 +254,7 @@ system_calls! {
         __NR_pidfd_send_signal: Partial("to processes; no descriptors of /proc/PID")
             => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]);
         __NR_pidfd_getfd: Full => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]);
+        __NR_kcmp: Partial("no KCMP_EPOLL_TFD") => kcmp::kcmp(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_process_mrelease: Partial("waits until the process has given up its memory")
             => pidfd::process_mrelease(thread, a[0], a[1]).await;
         __NR_getpid: Full => Ok(thread.process.pid.into());
@@ -254,7 +262,6 @@ system_calls! {
         __NR_getppid: Full => Ok(thread.process.parent_pid().into());
         __NR_getpgid: Full => Ok(process::process_of(thread, a[0])?.group.load(Ordering::Relaxed).into());
         __NR_getsid: Full => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into());
-        __NR_kcmp: Partial("no KCMP_EPOLL_TFD") => kcmp::kcmp(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_setpgid: Full => process::setpgid(thread, a[0], a[1]);
         __NR_setsid: Full => process::setsid(thread);
         __NR_vhangup: Full => terminal::vhangup(thread);
@@ -328,11 +335,14 @@ system_calls! {
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
         __NR_timer_delete: Full => timer::delete(thread, a[0]);
 
+        __NR_ptrace: Partial("no PTRACE_SYSEMU, PTRACE_PEEKSIGINFO, breakpoints of the processor")
+            => ptrace::ptrace(thread, [a[0], a[1], a[2], a[3]]);
         __NR_prctl: Partial("no mitigation of speculation; no PR_TSC_SIGSEGV on AArch64; PR_SET_MDWE \
             lets programs begin as they are")
             => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_seccomp: Partial("no notifications; of what is logged, a filter's first")
             => seccomp::seccomp(thread, a[0], a[1], a[2]);
+        __NR_personality: Partial("stored without effect") => misc::personality(thread, a[0]);
         __NR_prlimit64: Partial("limits of memory, descriptors and signals have effect")
             => misc::prlimit(thread, a[0], a[1], a[2], a[3]);
         __NR_getrlimit: Full => misc::prlimit(thread, 0, a[0], 0, given(a[1])?);
@@ -342,7 +352,6 @@ system_calls! {
             => misc::getrusage(thread, a[0], a[1]);
         __NR_times: Partial("system time counts as user time") => misc::times(thread, a[0]);
         __NR_sysinfo: Partial("no load") => misc::sysinfo(thread, a[0]);
-        __NR_personality: Partial("stored without effect") => misc::personality(thread, a[0]);
         __NR_uname: Full => misc::uname(thread, a[0]);
         __NR_getrandom: Partial("not fit for secrets"), AfterHandlers
             => misc::getrandom(thread, a[0], a[1], a[2]).await;

@@ -4,6 +4,8 @@ use super::{Answer, misc, pidfd};
 use crate::mem::uaccess;
 use crate::task::life::Life;
 use crate::task::process::{self, TasklistLock};
+use crate::task::signal::Info;
+use crate::task::trace;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -20,15 +22,66 @@ fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
     }
 }
 
-/// Finds a selected child with a state change to report. Without `keep` the change is consumed, and
-/// an exited child is reaped. Returns `ECHILD` if no child is selected.
-fn find_change(
-    own: &Process,
-    pid: i64,
-    options: u32,
-    ended: bool,
-    keep: bool,
-) -> Option<Result<(Arc<Process>, Life), Errno>> {
+/// A state change of a child or of a traced thread.
+struct Change {
+    /// The number of the process or thread.
+    number: u32,
+    /// The process.
+    process: Arc<Process>,
+    /// The status in `wait4`'s encoding.
+    status: u32,
+    /// The `CLD_` code, and the status that goes with it.
+    code: u32,
+    value: u32,
+}
+
+impl Change {
+    /// Describes a change to the state `life`.
+    fn of(number: u32, process: &Arc<Process>, life: Life) -> Self {
+        let (code, value) = life.child_status();
+        Self { number, process: process.clone(), status: life.status(), code, value }
+    }
+}
+
+/// Finds a selected thread that the process traces with a stop or an end to report. Without `keep`
+/// it is consumed. Returns `None` if no thread is selected.
+fn find_traced(own: &Process, pid: i64, ended: bool, keep: bool) -> Option<Option<Change>> {
+    let mut any = false;
+    let mut tracees = own.tracees.lock();
+    let mut found = None;
+    for (number, thread) in tracees.iter() {
+        let process = &thread.process;
+        if !(if pid > 0 { i64::from(*number) == pid } else { is_wanted(process, pid, own) }) {
+            continue;
+        }
+        any = true;
+        let mut trace = thread.trace.lock();
+        if let Some(life) = trace.ended.filter(|_| ended) {
+            found = Some((Change::of(*number, process, life), true));
+            break;
+        }
+        if let Some(halt) = trace.halted().filter(|halt| !halt.is_reported) {
+            halt.is_reported = !keep;
+            let (status, value) = (halt.stop.wait_status(), halt.stop.status);
+            let change = Change { number: *number, process: process.clone(), status, code: abi::CLD_TRAPPED, value };
+            found = Some((change, false));
+            break;
+        }
+    }
+    let gone = match &found {
+        Some((change, true)) if !keep => tracees.remove(&change.number),
+        _ => None,
+    };
+    drop(tracees);
+    if let Some(thread) = gone {
+        *thread.counted.lock() = None;
+    }
+    any.then(|| found.map(|(change, _)| change))
+}
+
+/// Finds a selected child or traced thread with a state change to report. Without `keep` the change
+/// is consumed, and an exited child is reaped. Returns `ECHILD` if none is selected.
+fn find_change(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<Change, Errno>> {
     /// The number of children checked before the tasklist lock is dropped for others.
     const AT_ONCE: usize = 64;
     // A child selected by PID is looked up directly.
@@ -45,14 +98,19 @@ fn find_change(
             }
             any = true;
             let life = take_change(&families, &child, own, options, ended, keep)?;
-            Some((child, life))
+            Some(Change::of(child.pid, &child, life))
         });
         if let Some(change) = change {
             return Some(Ok(change));
         }
         match last {
             Some(last) if most > 1 => from = last + 1,
-            _ => return (!any).then_some(Err(Errno::ECHILD)),
+            _ => {
+                return match find_traced(own, pid, ended, keep) {
+                    Some(change) => change.map(Ok),
+                    None => (!any).then_some(Err(Errno::ECHILD)),
+                };
+            }
         }
     }
 }
@@ -71,7 +129,8 @@ fn take_change(
     let now = *life;
     let tells = match now {
         Life::Exited(_) | Life::Killed(_) => ended && child.has_ended(families),
-        Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0,
+        // Of a child that it traces the parent is told as its tracer.
+        Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0 && !trace::is_traced_by(child, own),
         Life::Continued => options & abi::WCONTINUED != 0,
         Life::Running => false,
     };
@@ -102,23 +161,17 @@ pub async fn wait4(thread: &Arc<Thread>, pid: u64, to: u64, options: u64, usage:
     if pid == i64::from(i32::MIN) {
         return Err(Errno::ESRCH);
     }
-    let Some((child, life)) = wait(thread, pid, options, true, false).await? else { return Ok(0) };
+    let Some(change) = wait(thread, pid, options, true, false).await? else { return Ok(0) };
     if to != 0 {
-        uaccess::write(&thread.memory(), to, &life.status().to_le_bytes())?;
+        uaccess::write(&thread.memory(), to, &change.status.to_le_bytes())?;
     }
     if usage != 0 {
-        uaccess::write(&thread.memory(), usage, &misc::usage_of(&child))?;
+        uaccess::write(&thread.memory(), usage, &misc::usage_of(&change.process))?;
     }
-    Ok(child.pid.into())
+    Ok(change.number.into())
 }
 
-async fn wait(
-    thread: &Arc<Thread>,
-    pid: i64,
-    options: u32,
-    ended: bool,
-    keep: bool,
-) -> Result<Option<(Arc<Process>, Life)>, Errno> {
+async fn wait(thread: &Arc<Thread>, pid: i64, options: u32, ended: bool, keep: bool) -> Result<Option<Change>, Errno> {
     let own = &thread.process;
     let look = || find_change(own, pid, options, ended, keep);
     if options & abi::WNOHANG != 0 {
@@ -154,14 +207,9 @@ pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: 
         return Err(Errno::EAGAIN);
     }
     if to != 0 {
-        let bytes = found.map_or([0; 128], |(child, life)| {
-            let (code, status) = match life {
-                Life::Exited(status) => (abi::CLD_EXITED, status.into()),
-                Life::Killed(signal) => (abi::CLD_KILLED, signal),
-                Life::Stopped(signal, _) => (abi::CLD_STOPPED, signal),
-                Life::Continued | Life::Running => (abi::CLD_CONTINUED, abi::SIGCONT),
-            };
-            child.child_info(abi::SIGCHLD, code, status).bytes()
+        let bytes = found.map_or([0; 128], |Change { number, code, value, .. }| {
+            let fields = [number.into(), value.into(), 0, 0];
+            Info { signal: abi::SIGCHLD, errno: 0, code: code as i32, fields }.bytes()
         });
         uaccess::write(&thread.memory(), to, &bytes)?;
     }

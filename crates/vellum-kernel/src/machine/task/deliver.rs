@@ -10,6 +10,7 @@ use crate::task::job;
 use crate::task::life::Life;
 use crate::task::run::{Restart, SystemCalls};
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
+use crate::task::trace;
 use crate::task::{Thread, context::Context};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -24,25 +25,44 @@ pub async fn handle_alert<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
         if thread.ending.load(Ordering::Relaxed) {
             return false;
         }
-        if thread.process.is_stopped() {
-            let process = &thread.process;
-            let goes_on = || (!process.is_stopped()).then_some(());
-            let _ = thread.killable(process.changed.wait_until(goes_on)).await;
-            if thread.ending.load(Ordering::Relaxed) {
-                return false;
+        if thread.is_traced() {
+            trace::before_signals(thread).await;
+        }
+        if thread.must_stop() {
+            if thread.is_traced() {
+                trace::process_stopped(thread).await;
+            } else {
+                let process = &thread.process;
+                let goes_on = || (!thread.must_stop() || thread.is_traced()).then_some(());
+                let _ = thread.killable(process.changed.wait_until(goes_on)).await;
             }
+            // Another stop comes before signals.
+            continue;
         }
         let continues = thread.process.continues.load(Ordering::Relaxed);
-        let Some(info) = next(thread) else { break };
+        let Some(mut info) = next(thread) else { break };
+        if thread.is_traced() && info.signal != abi::SIGKILL {
+            let Some(taken) = trace::take_signal(thread, info).await else { continue };
+            info = taken;
+        }
         let action = *thread.process.signals.lock().action(info.signal);
         match action.handler {
             1 => {}
             0 => match signal::default_of(info.signal) {
-                Default::End => thread.process.end(Life::Killed(info.signal)),
+                Default::End => {
+                    trace::ends(thread, info.signal).await;
+                    thread.process.end(Life::Killed(info.signal));
+                }
                 Default::Stop => job::stop(&thread.process, info.signal, continues),
                 Default::Ignore | Default::Continue => {}
             },
-            _ => retry_frame(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default(),
+            _ => {
+                let steps = trace::ends_step(thread);
+                retry_frame(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default();
+                if steps {
+                    trace::handler_begins(thread).await;
+                }
+            }
         }
     }
     // SAFETY: runs in the thread's own future.
@@ -98,6 +118,7 @@ pub fn take_pending(thread: &Thread, set: Set) -> Option<Info> {
 pub fn again(thread: &Thread, number: u64) {
     // SAFETY: runs in the thread's own future.
     unsafe { thread.context() }.registers.repeat(number);
+    trace::call_repeats(thread);
 }
 
 /// Calls `attempt`, which accesses the frame of a signal handler, until the kernel has the memory
@@ -223,13 +244,15 @@ pub fn exception(thread: &Arc<Thread>, raised: Raised) {
     force(thread, Info { signal, errno: 0, code, fields: [address, 0, 0, 0] });
 }
 
-/// Sends a signal that the thread's own instruction raised. A blocked or ignored one ends the
-/// process, because the thread can't continue (Linux: `force_sig`).
+/// Sends a signal that the thread's own instruction raised. A blocked or ignored one has its
+/// default action, because the thread can't continue (Linux: `force_sig`).
 pub fn force(thread: &Arc<Thread>, info: Info) {
     let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
     let action = *thread.process.signals.lock().action(info.signal);
     if blocked || action.handler == 1 {
-        return thread.process.end(Life::Killed(info.signal));
+        // It is taken nevertheless: a tracer is told, and the core is written.
+        *thread.process.signals.lock().action(info.signal) = Action::default();
+        thread.set_mask(thread.mask.load(Ordering::Relaxed) & !bit(info.signal));
     }
     thread.pending.lock().push(info);
     thread.alert();

@@ -1,5 +1,7 @@
 //! The states of a process, as `wait` reports them.
 
+use linux_raw_sys::general as abi;
+
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -29,6 +31,16 @@ impl Life {
             Life::Killed(signal) => signal,
             Life::Stopped(signal, _) => signal << 8 | 0x7f,
             Life::Continued => 0xffff,
+        }
+    }
+
+    /// Returns the code and the status in the information of a `SIGCHLD`.
+    pub fn child_status(self) -> (u32, u32) {
+        match self {
+            Life::Exited(status) => (abi::CLD_EXITED, status.into()),
+            Life::Killed(signal) => (abi::CLD_KILLED, signal),
+            Life::Stopped(signal, _) => (abi::CLD_STOPPED, signal),
+            Life::Continued | Life::Running => (abi::CLD_CONTINUED, abi::SIGCONT),
         }
     }
 

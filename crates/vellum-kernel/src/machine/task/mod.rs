@@ -20,6 +20,7 @@
 //! | [`signal`] | signals: sending |
 //! | [`job`] | job control: process groups, sessions, and their terminals |
 //! | [`deliver`] | signals: delivery |
+//! | [`trace`] | tracing of threads (`ptrace`) |
 //! | [`futex`] | futexes |
 
 pub mod background;
@@ -40,6 +41,7 @@ pub mod signal;
 pub mod thread;
 pub mod time;
 pub mod timer;
+pub mod trace;
 pub mod usage;
 
 pub use process::Process;

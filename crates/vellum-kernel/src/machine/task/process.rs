@@ -15,6 +15,7 @@ use crate::task::life::Life;
 use crate::task::limits::count::Counted;
 use crate::task::signal::{self, Info, Signals};
 use crate::task::timer::Timers;
+use crate::task::trace;
 use crate::task::usage::Usage;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -84,7 +85,12 @@ pub struct Process {
     pub parent: Mutex<Weak<Process>>,
     /// The children by number, including those that ended and are not reaped.
     pub children: Mutex<BTreeMap<u32, Arc<Process>>>,
-    /// Notified when a child changes state.
+    /// The threads of other processes that it traces, by number; one that has ended stays until its
+    /// end was reported.
+    pub tracees: Mutex<BTreeMap<u32, Arc<Thread>>>,
+    /// The number of times that it was stopped.
+    pub stops: AtomicU32,
+    /// Notified when a child or a traced thread changes state.
     pub child_changed: Queue,
     /// The signal for the parent when the process ends; 0: none.
     pub exit_signal: AtomicU32,
@@ -252,6 +258,8 @@ impl Process {
             continues: AtomicU32::new(0),
             parent: Mutex::new(parent.map(Arc::downgrade).unwrap_or_default()),
             children: Mutex::default(),
+            tracees: Mutex::default(),
+            stops: AtomicU32::new(0),
             child_changed: Queue::new(),
             exit_signal: AtomicU32::new(exit_signal),
             ended: AtomicBool::new(false),
@@ -390,6 +398,7 @@ impl Process {
         if life.is_over() {
             return;
         }
+        self.stops.fetch_add(1, Ordering::Relaxed);
         self.change(&mut life, Life::Stopped(signal, false));
         drop(life);
         self.notify_parent(tasklist, abi::CLD_STOPPED, signal);
@@ -462,11 +471,14 @@ impl Process {
             THREADS.lock().remove(&thread.tid);
         }
         self.changed.wake_all();
-        let counted = thread.counted.lock().take();
+        // A thread of which a tracer is to be told takes memory, and so counts until then.
+        let stays = trace::thread_ended(thread) && left > 0;
+        let counted = if stays { None } else { thread.counted.lock().take() };
         if left > 0 {
             return;
         }
         *self.counted.lock() = counted;
+        trace::release_all(self);
         self.change_memory(None);
         let tasklist = TasklistLock::lock();
         self.reparent_children(&tasklist);
@@ -505,10 +517,7 @@ impl Process {
         }
         if exit_signal != 0 {
             let life = *self.life.lock();
-            let (code, status) = match life {
-                Life::Killed(signal) => (abi::CLD_KILLED, signal),
-                other => (abi::CLD_EXITED, other.shell_status()),
-            };
+            let (code, status) = life.child_status();
             signal::send_locked(tasklist, &parent, self.child_info(exit_signal, code, status));
         }
         parent.child_changed.wake_all();

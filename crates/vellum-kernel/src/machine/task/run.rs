@@ -32,9 +32,9 @@ pub trait SystemCalls: 'static {
     /// Executes a system call in the thread's own future.
     fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Result<u64, Errno>> + Send;
 
-    /// Returns whether a thread whose system calls are restricted may make this one. If not, has
-    /// done what happens instead.
-    fn permits(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> bool;
+    /// Checks a system call of a thread whose calls are restricted or traced. Returns the number of
+    /// the call that it makes, or `None` if it makes none, and what happens instead is done.
+    fn check(thread: &Arc<Thread>, number: u64) -> impl Future<Output = Option<u64>> + Send;
 
     /// Returns the restart rule of a system call.
     fn restarts(number: u64) -> Restart;
@@ -187,12 +187,15 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
                     blocked::throttle(&thread).await;
                 }
             }
-            Trap::SystemCall(number) => {
+            Trap::SystemCall(mut number) => {
+                if thread.is_restricted.load(Ordering::Relaxed) {
+                    match S::check(&thread, number).await {
+                        Some(checked) => number = checked,
+                        None => continue,
+                    }
+                }
                 // SAFETY: runs in the thread's own future.
                 let arguments = unsafe { thread.context() }.registers.arguments();
-                if thread.is_restricted.load(Ordering::Relaxed) && !S::permits(&thread, number, arguments) {
-                    continue;
-                }
                 let answer = S::call(&thread, number, arguments).await;
                 if thread.mem.is_blocked() && thread.may_repeat(answer).await {
                     deliver::again(&thread, number);

@@ -206,7 +206,9 @@ fn send_to_any(process: &Arc<Process>, info: Info, tasklist: Option<&TasklistLoc
     let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::SeqCst) & bit(info.signal) == 0;
     let taker = threads.values().find(open);
     let awaits = threads.values().find(|thread| thread.waits_for(info.signal));
-    if ignored && taker.is_some() && awaits.is_none() {
+    // A tracer is told of ignored signals, too.
+    let is_traced = || info.signal != abi::SIGKILL && threads.values().any(|thread| thread.is_traced());
+    if ignored && taker.is_some() && awaits.is_none() && !is_traced() {
         return;
     }
     signals.pending.push(info);
@@ -240,7 +242,7 @@ pub fn send_to(thread: &Arc<Thread>, info: Info) {
     let mut signals = process.signals.lock();
     effects(process, &mut signals, info.signal, &threads, tasklist.as_ref());
     let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
-    if signals.action(info.signal).ignores(info.signal) && !blocked {
+    if signals.action(info.signal).ignores(info.signal) && !blocked && !thread.is_traced() {
         return;
     }
     drop(signals);

@@ -10,6 +10,7 @@ use crate::task::executor::SchedEntity;
 use crate::task::limits::count::Counted;
 use crate::task::percpu;
 use crate::task::signal::{self, Pending, Set};
+use crate::task::trace::Trace;
 use crate::task::usage::Usage;
 use crate::task::{Process, time};
 use alloc::sync::Arc;
@@ -54,8 +55,13 @@ pub struct Thread {
     pub mem: ThreadMem,
     /// The attributes that threads it creates inherit.
     pub traits: Mutex<Traits>,
-    /// True if it may not make all system calls (`seccomp` of [`Self::traits`]).
+    /// True if each of its system calls is checked before it is made: it may not make all of them
+    /// (`seccomp` of [`Self::traits`]), or is traced.
     pub is_restricted: AtomicBool,
+    /// True if another process traces it (`ptrace`).
+    is_traced: AtomicBool,
+    /// What it has because it is traced.
+    pub trace: Mutex<Trace>,
     /// Its count as a thread of its user, until it ends.
     pub counted: Mutex<Option<Counted>>,
     /// The scheduler's record.
@@ -109,6 +115,8 @@ impl Thread {
             name: Mutex::new(creator.map_or_else(Name::default, |creator| *creator.name.lock())),
             traits: Mutex::new(creator.map_or_else(Traits::first, |creator| creator.traits.lock().inherited())),
             is_restricted: AtomicBool::new(false),
+            is_traced: AtomicBool::new(false),
+            trace: Mutex::default(),
             counted: Mutex::new(Some(counted)),
             entity: Arc::default(),
             cpu_time: AtomicU64::new(0),
@@ -136,9 +144,33 @@ impl Thread {
 
     /// Replaces the thread's restriction of system calls, from its next one on.
     pub fn set_seccomp(&self, seccomp: Seccomp) {
-        let is_restricted = seccomp.mode != MODE_DISABLED;
-        self.traits.lock().seccomp = seccomp;
+        let mut traits = self.traits.lock();
+        let is_restricted = seccomp.mode != MODE_DISABLED || self.is_traced();
+        let before = core::mem::replace(&mut traits.seccomp, seccomp);
         self.is_restricted.store(is_restricted, Ordering::Relaxed);
+        drop(traits);
+        drop(before);
+    }
+
+    /// Returns whether another process traces the thread.
+    pub fn is_traced(&self) -> bool {
+        self.is_traced.load(Ordering::SeqCst)
+    }
+
+    /// Sets whether another process traces the thread. The caller holds the tasklist lock.
+    pub fn set_traced(&self, is_traced: bool) {
+        let traits = self.traits.lock();
+        self.is_traced.store(is_traced, Ordering::SeqCst);
+        let is_restricted = is_traced || traits.seccomp.mode != MODE_DISABLED;
+        self.is_restricted.store(is_restricted, Ordering::Relaxed);
+    }
+
+    /// Returns whether the thread is to stop because its process is stopped: a traced thread does
+    /// that once a stop.
+    pub fn must_stop(&self) -> bool {
+        let process = &self.process;
+        let was_told = || self.is_traced() && self.trace.lock().seen_stop == process.stops.load(Ordering::Relaxed);
+        process.is_stopped() && !was_told()
     }
 
     /// Returns the context.
@@ -192,6 +224,12 @@ impl Thread {
             }
             _ => false,
         }
+    }
+
+    /// Makes the thread, whose own future calls this, check for signals and state changes before it
+    /// enters user mode again.
+    pub fn mark_alerted(&self) {
+        self.alerted.store(true, Ordering::SeqCst);
     }
 
     /// Clears the alert. The caller has handled its reason, or handles it before the thread enters
@@ -311,7 +349,8 @@ impl Thread {
         }
         let open = !self.mask.load(Ordering::Relaxed) | self.awaited.load(Ordering::Relaxed);
         self.ending.load(Ordering::Relaxed)
-            || self.process.is_stopped()
+            || self.must_stop()
+            || self.is_traced() && self.trace.lock().interrupts
             || self.pending.lock().set() & open != 0
             || self.process.signals.lock().pending.set() & open != 0
     }
@@ -333,6 +372,15 @@ impl Thread {
     /// `EINTR`: the thread is to end, or a fatal signal arrived.
     pub async fn killable<T>(&self, what: impl Future<Output = T>) -> Result<T, Errno> {
         self.wait_unless(|| deliver::is_dying(self), what, None).await
+    }
+
+    /// Waits for `what`, regardless of signals, until the thread is to end.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: the thread is to end.
+    pub async fn until_ending<T>(&self, what: impl Future<Output = T>) -> Result<T, Errno> {
+        self.wait_unless(|| self.ending.load(Ordering::SeqCst), what, None).await
     }
 
     /// Waits for `what` until the thread is alerted and `ends` returns true, or until the clock

@@ -11,6 +11,7 @@ pub enum State {
     Running,
     Sleeping,
     Stopped,
+    Traced,
     Zombie,
 }
 
@@ -20,6 +21,7 @@ impl State {
             State::Running => 'R',
             State::Sleeping => 'S',
             State::Stopped => 'T',
+            State::Traced => 't',
             State::Zombie => 'Z',
         }
     }
@@ -29,6 +31,7 @@ impl State {
             State::Running => "R (running)",
             State::Sleeping => "S (sleeping)",
             State::Stopped => "T (stopped)",
+            State::Traced => "t (tracing stop)",
             State::Zombie => "Z (zombie)",
         }
     }
@@ -83,6 +86,8 @@ pub struct Process<'a> {
     pub tgid: u32,
     pub tid: u32,
     pub parent: u32,
+    /// The process that traces it; 0: none.
+    pub tracer: u32,
     pub process_group: u32,
     pub session: u32,
     /// The device number of the controlling terminal, and its foreground process group.
@@ -133,7 +138,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
     writeln!(text, "Umask:\t{:04o}", process.umask)?;
     writeln!(text, "State:\t{}", process.state.words())?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.tgid, process.tid)?;
-    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent)?;
+    writeln!(text, "PPid:\t{}\nTracerPid:\t{}", process.parent, process.tracer)?;
     for (name, [real, effective, saved, files]) in [("Uid", process.uids), ("Gid", process.gids)] {
         writeln!(text, "{name}:\t{real}\t{effective}\t{saved}\t{files}")?;
     }

@@ -21,6 +21,8 @@ use vellum::space::Access;
 
 /// The status bits that user mode may set: the condition flags, DIT, SSBS and BTYPE.
 pub const USER_STATE: u64 = 0xf << 28 | 1 << 24 | 1 << 12 | 3 << 10;
+/// The status bit with which user mode stops after an instruction (SS), if MDSCR_EL1 says so.
+pub const STEP_STATE: u64 = 1 << 21;
 /// The status bits that are never set in user mode: other exception levels, and the exception
 /// masks.
 pub const KERNEL_STATE: u64 = 0x3df;
@@ -64,10 +66,17 @@ impl Syndrome {
     }
 }
 
+/// The exception class of a system call.
+const SYSTEM_CALL: u64 = 0x15;
+
+/// Returns whether a system call left user mode last.
+pub fn is_system_call(registers: &Registers) -> bool {
+    Syndrome(registers.syndrome).class() == SYSTEM_CALL
+}
+
 /// Returns the reason for which a synchronous exception left user mode.
 #[inline]
 pub fn of_user(registers: &Registers) -> Trap {
-    const SYSTEM_CALL: u64 = 0x15;
     let syndrome = Syndrome(registers.syndrome);
     if syndrome.class() == SYSTEM_CALL {
         Trap::SystemCall(registers.x[8])

@@ -17,7 +17,7 @@ use x86_64::registers::model_specific::{Efer, EferFlags, LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 
 /// The value of [`Registers::vector`] after a system call.
-const SYSTEM_CALL: u64 = 256;
+pub const SYSTEM_CALL: u64 = 256;
 
 /// The general registers, in the order in which the entry code pushes them.
 #[repr(C, align(16))]

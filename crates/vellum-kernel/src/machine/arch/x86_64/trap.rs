@@ -159,6 +159,10 @@ pub unsafe fn init() {
     for (vector, gate) in gates.iter_mut().enumerate() {
         let stack = if ON_FAULT_STACK.contains(&vector) { cpu::FAULT_STACK_SLOT + 1 } else { 0 };
         *gate = interrupt_gate(&raw const trap_stubs as u64 + 16 * vector as u64, CS::get_reg().0, stack);
+        if vector == BREAKPOINT {
+            // Programs execute `int3`; without this right it is a general protection fault.
+            gate[0] |= USER_GATE;
+        }
     }
     load();
 }
@@ -172,6 +176,11 @@ pub fn load() {
     // to a stub.
     unsafe { lidt(&pointer) };
 }
+
+/// The vector of `int3`.
+const BREAKPOINT: usize = 3;
+/// The bits of a gate that let programs use it by an instruction.
+const USER_GATE: u64 = 3 << 45;
 
 /// Returns a present interrupt gate, which masks interrupts (Intel SDM, volume 3A, "64-Bit Mode
 /// IDT": type 14).

@@ -190,6 +190,7 @@ fn memory(process: &Process) -> Option<Memory> {
 fn state(process: &Process, thread: Option<&Arc<Thread>>) -> State {
     match thread {
         None => State::Zombie,
+        Some(thread) if thread.trace.lock().halted().is_some() => State::Traced,
         Some(_) if process.is_stopped() => State::Stopped,
         Some(thread) if thread.sleeps() => State::Sleeping,
         Some(_) => State::Running,
@@ -230,6 +231,7 @@ fn described(
         tgid: process.pid,
         tid: thread.as_ref().filter(|_| subject.is_thread()).map_or(process.pid, |thread| thread.tid),
         parent: process.parent_pid(),
+        tracer: thread.as_ref().and_then(|thread| Some(thread.trace.lock().link.as_ref()?.pid)).unwrap_or(0),
         process_group: process.group.load(Relaxed),
         session: process.session.load(Relaxed),
         terminal: terminal.map(|terminal| (terminal.device().number() as u32, terminal.foreground() as i32)),

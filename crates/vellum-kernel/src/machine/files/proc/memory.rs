@@ -4,7 +4,7 @@
 use super::process::Subject;
 use super::{numbers, reader};
 use crate::files::from_root;
-use crate::mem::{UserSpace, machine, uaccess, vdso};
+use crate::mem::{UserSpace, forced, machine, uaccess, vdso};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
@@ -309,6 +309,11 @@ pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errn
     while to.room() > 0 {
         let wanted = to.room().min(buffer.len());
         let copied = uaccess::read_some(&memory, at.wrapping_add(done as u64), &mut buffer[..wanted]);
+        // A debugger may read where the process itself may not.
+        let copied = match copied {
+            0 => forced::read(&memory, at.wrapping_add(done as u64), &mut buffer[..wanted]),
+            copied => copied,
+        };
         if copied == 0 {
             return if done == 0 { Err(Errno::EIO) } else { Ok(done) };
         }
@@ -321,7 +326,7 @@ pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errn
     Ok(done)
 }
 
-/// Handles a write to `mem`. Pages that the process may not write are not written.
+/// Handles a write to `mem`.
 pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
     let Some(memory) = space(subject)? else { return Ok(0) };
     let mut done = 0;
@@ -334,6 +339,8 @@ pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize,
             Err(error) => return Err(error),
         };
         let copied = uaccess::write_some(&memory, at.wrapping_add(done as u64), &buffer[..taken]);
+        // A debugger may write where the process itself may not.
+        let copied = copied + forced::write(&memory, at.wrapping_add((done + copied) as u64), &buffer[copied..taken]);
         done += copied;
         if copied < taken {
             return if done == 0 { Err(Errno::EIO) } else { Ok(done) };

@@ -2,6 +2,7 @@
 //! itself is compiled without them, so a CPU keeps those of the thread that ran last.
 
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The saved extended registers of a thread, valid while no CPU has them loaded.
 #[repr(C, align(16))]
@@ -15,6 +16,8 @@ pub struct ExtendedState {
     pub control: u64,
     /// The thread pointer (TPIDR_EL0).
     pub thread_pointer: u64,
+    /// True if user mode stops after an instruction.
+    steps: bool,
 }
 
 global_asm!(
@@ -73,6 +76,9 @@ extended_restore:                           // (state)
     "#
 );
 
+/// True once a thread is to stop after an instruction: until then no CPU need look.
+static STEPPED: AtomicBool = AtomicBool::new(false);
+
 unsafe extern "C" {
     fn extended_save(extended: *mut ExtendedState);
     fn extended_restore(extended: *const ExtendedState);
@@ -81,12 +87,18 @@ unsafe extern "C" {
 impl ExtendedState {
     /// Returns the state in which a program starts.
     pub const fn new() -> Self {
-        Self { vector: [0; 32], status: 0, control: 0, thread_pointer: 0 }
+        Self { vector: [0; 32], status: 0, control: 0, thread_pointer: 0, steps: false }
     }
 
     /// Sets the thread pointer.
     pub fn set_thread_pointer(&mut self, value: u64) {
         self.thread_pointer = value;
+    }
+
+    /// Sets whether user mode stops after an instruction, from the next [`Self::restore`] on.
+    pub fn set_step(&mut self, steps: bool) {
+        self.steps = steps;
+        STEPPED.fetch_or(steps, Relaxed);
     }
 
     /// Returns whether user mode may not read the time-stamp counter: it always may.
@@ -111,5 +123,13 @@ impl ExtendedState {
         // SAFETY: the assembly code reads this structure, whose layout it knows; the kernel does
         // not use the registers.
         unsafe { extended_restore(self) };
+        if STEPPED.load(Relaxed) {
+            // SAFETY: SS of MDSCR_EL1 concerns user mode alone. The lock of the debug registers,
+            // which would keep the exception away, is opened first.
+            unsafe {
+                write_register!("oslar_el1", 0);
+                write_register!("mdscr_el1", u64::from(self.steps));
+            }
+        }
     }
 }

@@ -107,6 +107,11 @@ impl State {
         &self.0[..SIZE.load(Relaxed)]
     }
 
+    /// Returns the state components in use, as bits of XCR0; 0 for FXSAVE.
+    pub fn components(&self) -> u64 {
+        PARTS.load(Relaxed)
+    }
+
     /// Sets the state from a program's bytes. Reserved bits and unknown components are cleared
     /// instead of refused.
     pub fn set(&mut self, bytes: &[u8]) {

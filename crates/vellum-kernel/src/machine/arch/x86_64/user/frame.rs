@@ -23,7 +23,7 @@ const SIZE: usize = INFO + 128;
 /// The index of the machine context's word with the address of the vector registers.
 const VECTOR_WORD: usize = 23;
 /// The flags that user mode may set: CF PF AF ZF SF TF DF OF RF AC ID.
-const USER_FLAGS: u64 = 0x0025_0dd5;
+pub const USER_FLAGS: u64 = 0x0025_0dd5;
 
 /// Pushes a signal frame on the user stack and points the registers at the handler. On failure the
 /// registers are unchanged.

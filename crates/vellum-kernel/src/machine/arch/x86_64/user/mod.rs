@@ -5,9 +5,11 @@
 //! | [`abi`] | architecture names and constants of the user ABI |
 //! | [`extended_state`] | a thread's FPU, vector and TLS registers |
 //! | [`frame`] | the signal frame on the user stack |
+//! | [`regset`] | the registers of a traced thread |
 //! | `touch` | the instructions that access user memory |
 
 pub mod abi;
 pub mod extended_state;
 pub mod frame;
+pub mod regset;
 mod touch;
