@@ -24,6 +24,7 @@
 //! | [`swap`] | `swapon` and `swapoff` |
 //! | [`program`] | program loading and `execve` |
 //! | [`process`] | `clone`, `exit`, process groups and sessions |
+//! | `dump` | core files |
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`pidfd`] | pidfds |
 //! | [`mod@kcmp`] | `kcmp` |
@@ -45,6 +46,7 @@
 
 pub mod anon_inode;
 pub mod clock;
+mod dump;
 pub mod epoll;
 pub mod file;
 pub mod futex;
@@ -89,8 +91,10 @@ pub mod wait;
 use crate::task::Thread;
 use crate::task::run::{Restart, SystemCalls};
 use crate::task::trace;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::siginfo::Info;
 
 /// The result of a system call: the value for the return register, or the error number.
 pub type Answer = Result<u64, Errno>;
@@ -106,6 +110,11 @@ impl SystemCalls for Calls {
     async fn check(thread: &Arc<Thread>, number: u64) -> Option<u64> {
         let number = if thread.is_traced() { trace::call_begins(thread, number).await? } else { number };
         seccomp::permits(thread, number).await
+    }
+
+    async fn dump_core(thread: &Arc<Thread>, info: &Info) -> bool {
+        // Few threads do this, so its future is no part of theirs.
+        Box::pin(dump::dump_core(thread, info)).await
     }
 
     fn restarts(number: u64) -> Restart {

@@ -7,7 +7,7 @@ use crate::arch::serial::println;
 use crate::arch::types::{Handler, Raised};
 use crate::mem::uaccess;
 use crate::task::job;
-use crate::task::life::Life;
+use crate::task::life::{self, Life};
 use crate::task::run::{Restart, SystemCalls};
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
 use crate::task::trace;
@@ -51,7 +51,8 @@ pub async fn handle_alert<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
             0 => match signal::default_of(info.signal) {
                 Default::End => {
                     trace::ends(thread, info.signal).await;
-                    thread.process.end(Life::Killed(info.signal));
+                    let dumps = signal::DUMPING & bit(info.signal) != 0 && S::dump_core(thread, &info).await;
+                    thread.process.end(Life::Killed(info.signal | if dumps { life::CORE } else { 0 }));
                 }
                 Default::Stop => job::stop(&thread.process, info.signal, continues),
                 Default::Ignore | Default::Continue => {}

@@ -2,6 +2,9 @@
 
 use linux_raw_sys::general as abi;
 
+/// The bit of a signal that killed a process and had its core written to a file.
+pub const CORE: u32 = 0x80;
+
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -13,7 +16,7 @@ pub enum Life {
     Continued,
     /// It exited with this status.
     Exited(u8),
-    /// This signal killed it.
+    /// This signal killed it; with [`CORE`], after its core was written.
     Killed(u32),
 }
 
@@ -38,6 +41,7 @@ impl Life {
     pub fn child_status(self) -> (u32, u32) {
         match self {
             Life::Exited(status) => (abi::CLD_EXITED, status.into()),
+            Life::Killed(signal) if signal & CORE != 0 => (abi::CLD_DUMPED, signal & !CORE),
             Life::Killed(signal) => (abi::CLD_KILLED, signal),
             Life::Stopped(signal, _) => (abi::CLD_STOPPED, signal),
             Life::Continued | Life::Running => (abi::CLD_CONTINUED, abi::SIGCONT),
@@ -48,7 +52,8 @@ impl Life {
     pub fn shell_status(self) -> u32 {
         match self {
             Life::Exited(status) => status.into(),
-            Life::Killed(signal) | Life::Stopped(signal, _) => 128 + signal,
+            Life::Killed(signal) => 128 + (signal & !CORE),
+            Life::Stopped(signal, _) => 128 + signal,
             Life::Running | Life::Continued => 0,
         }
     }

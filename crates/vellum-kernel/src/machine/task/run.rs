@@ -14,6 +14,7 @@ use core::ptr;
 use core::sync::atomic::Ordering;
 use core::task::{Context as Waking, Poll};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::siginfo::Info;
 
 /// The rule by which a system call that a signal interrupted is restarted (signal(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,10 @@ pub trait SystemCalls: 'static {
 
     /// Returns the restart rule of a system call.
     fn restarts(number: u64) -> Restart;
+
+    /// Writes the core of the thread's process, which a signal is about to end, to a file, unless
+    /// the process may have none. Returns whether it did.
+    fn dump_core(thread: &Arc<Thread>, info: &Info) -> impl Future<Output = bool> + Send;
 
     /// Ends the thread. Called once, at the end of the thread's own future.
     fn thread_ends(thread: &Arc<Thread>);

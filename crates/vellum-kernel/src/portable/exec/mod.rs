@@ -3,11 +3,13 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | [`dump`] | core files |
 //! | [`elf`] | from an ELF file to a list of mappings |
 //! | [`script`] | scripts, which begin with `#!` |
 //! | [`stack`] | arguments, environment and auxiliary vector, laid out as on Linux |
 //! | [`vvar`] | the page from which programs read the clocks |
 
+pub mod dump;
 pub mod elf;
 pub mod script;
 pub mod stack;

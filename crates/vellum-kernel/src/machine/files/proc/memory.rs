@@ -4,7 +4,7 @@
 use super::process::Subject;
 use super::{numbers, reader};
 use crate::files::from_root;
-use crate::mem::{UserSpace, forced, machine, uaccess, vdso};
+use crate::mem::{UserSpace, forced, machine, payer, uaccess, vdso};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
@@ -26,7 +26,7 @@ pub fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
 }
 
 /// Returns the VMAs, as of one moment.
-fn vmas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
+pub fn vmas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
     let mut vmas = Vec::new();
     let mut full = false;
     memory.engine.vmas(0, |vma| {
@@ -245,6 +245,23 @@ pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, E
         look(&memory, first, entries);
         entries.iter_mut().for_each(|entry| *entry &= shown);
     })
+}
+
+/// Notes in `present`, by 0 or 1, which pages, from page `first` on, are in memory or on a swap
+/// device.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn present(memory: &UserSpace, first: u64, present: &mut [u8]) -> Result<(), Errno> {
+    let mut entries = Vec::new();
+    payer::reserve(&mut entries, present.len())?;
+    entries.resize(present.len(), 0);
+    look(memory, first, &mut entries);
+    for (is_present, entry) in present.iter_mut().zip(entries) {
+        *is_present = u8::from(entry & (PRESENT | SWAPPED) != 0);
+    }
+    Ok(())
 }
 
 /// Fills `entries` with the entries of `pagemap` from page `first` on.

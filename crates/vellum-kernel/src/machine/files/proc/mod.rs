@@ -14,7 +14,7 @@
 mod facts;
 mod frames;
 mod links;
-mod memory;
+pub mod memory;
 mod process;
 mod scan;
 pub mod settings;

@@ -10,7 +10,9 @@ use crate::task::process as processes;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::notify::limits;
@@ -78,8 +80,7 @@ static KERNEL: [Setting; 13] = [
     setting("tainted", 0, 0, 0),
 ];
 
-const WORDS: [(&str, &str); 6] = [
-    ("core_pattern", "core"),
+const WORDS: [(&str, &str); 5] = [
     ("domainname", uname::DOMAIN),
     ("hostname", uname::HOST),
     ("osrelease", uname::RELEASE),
@@ -93,6 +94,33 @@ static SHARED_MEMORY: [Setting; 3] = [
     setting("shmmax", u64::MAX - (1 << 24), 0, u64::MAX),
     setting("shmmni", 4096, 0, 32768),
 ];
+
+/// The longest pattern of the paths of core files, in bytes.
+const LONGEST_PATTERN: usize = 127;
+
+/// The pattern of the paths of core files, and its length.
+static CORE_PATTERN: Mutex<([u8; LONGEST_PATTERN], usize)> = Mutex::new(([0; LONGEST_PATTERN], 0));
+
+/// Returns the pattern of the paths of core files (`core_pattern`), and whether the number of the
+/// process is added to a path that lacks it (`core_uses_pid`).
+pub fn core_pattern() -> (Vec<u8>, bool) {
+    let (pattern, len) = *CORE_PATTERN.lock();
+    let pattern = if len == 0 { b"core".to_vec() } else { pattern[..len].to_vec() };
+    (pattern, KERNEL[0].value.load(Relaxed) != 0)
+}
+
+/// Sets the pattern of the paths of core files. An empty one stands for the usual one.
+fn set_core_pattern(value: &[u8]) -> Result<(), Errno> {
+    let value = value.strip_suffix(b"\n").unwrap_or(value);
+    // No program takes a core by a pipe.
+    if value.len() > LONGEST_PATTERN || value.first() == Some(&b'|') {
+        return Err(Errno::EINVAL);
+    }
+    let mut own = CORE_PATTERN.lock();
+    own.0[..value.len()].copy_from_slice(value);
+    own.1 = value.len();
+    Ok(())
+}
 
 /// Returns the limits of System V shared memory: total pages, bytes per segment, segments.
 pub fn shared_memory() -> [u64; 3] {
@@ -135,6 +163,9 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
         });
         kernel.add(name, Text::new(kernel.system(), 0o644, Some(make), Some(take)))?;
     }
+    let pattern: Show = Box::new(|| Ok([core_pattern().0.as_slice(), b"\n"].concat()));
+    let set_pattern: Store = Box::new(set_core_pattern);
+    kernel.add("core_pattern", Text::new(kernel.system(), 0o644, Some(pattern), Some(set_pattern)))?;
     let files = directory.add_directory("fs")?;
     files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
     files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
