@@ -162,6 +162,7 @@ kernel_work() {
 
 # our_programs FOLDER: runs the programs in the folder on `kernel`.
 our_programs() {
+    local processors
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
     expect 0 figures guest --smp 2 --numa 2 -- "$1/figures" </dev/null
     expect 0 frames guest --smp 2 -- "$1/frames" </dev/null
@@ -174,6 +175,11 @@ our_programs() {
     expect 0 inotify guest --smp 4 -- "$1/inotify" </dev/null
     expect 0 seccomp guest --smp 4 -- "$1/seccomp" </dev/null
     expect 0 timerfd guest --smp 2 -- "$1/timerfd" </dev/null
+    for processors in 1 4; do
+        expect 0 "ptrace on $processors CPUs" guest --smp "$processors" -- "$1/ptrace" </dev/null
+    done
+    expect 0 "core files" guest --smp 2 -- "$1/core" </dev/null
+    expect 0 kcmp guest --smp 4 -- "$1/kcmp" </dev/null
     expect 0 vdso guest --smp 4 -- "$1/vdso" </dev/null
     expect 0 "vdso, where instructions are counted" guest --icount -- "$1/vdso" </dev/null
     expect 0 sockets guest --smp 4 -- "$1/sockets" </dev/null
