@@ -160,6 +160,12 @@ mod space {
         }
     }
     mod uffd {
+        mod moves {
+            mod strict;
+        }
+        mod objects {
+            mod strict;
+        }
         #[cfg(feature = "shuttle")]
         mod schedules;
         mod strict;

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::index::{self, Entry, MAX_NODES};
 use super::read::{Hints, Reads};
 use super::{Head, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
-use crate::addr::Pfn;
+use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::policy::{Advice, ShmemFolios, ShmemOrders};
 use crate::frame::{Counts, Use, flag};
 use crate::machine::Machine;
@@ -40,6 +40,8 @@ pub(super) struct FolioLimits {
     shmem: ShmemOrders,
     /// The advice about the VMA, which counts for reads.
     hints: Hints,
+    /// True if a folio may be inserted for a page that does not exist.
+    inserts: bool,
 }
 
 /// Returns the orders of the folios that may be inserted into an object without a store, by the
@@ -61,7 +63,12 @@ pub(crate) fn largest_order<P: Platform>(object: &Object<'_, P>, advice: Advice)
 impl FolioLimits {
     /// Returns limits that allow the folios of [`shmem_orders`].
     pub(super) fn new<P: Platform>(object: &Object<'_, P>, hints: Hints) -> Self {
-        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, hints.folios), hints }
+        FolioLimits { pages: 0..0, orders: 0, shmem: shmem_orders(object, hints.folios), hints, inserts: true }
+    }
+
+    /// Returns limits that allow no folio to be inserted.
+    pub(super) fn of_existing<P: Platform>(object: &Object<'_, P>, hints: Hints) -> Self {
+        FolioLimits { inserts: false, ..Self::new(object, hints) }
     }
 
     /// Returns the largest of the orders.
@@ -388,7 +395,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Calls `found` with a page's first frame under the object's lock. If the page does not exist,
     /// inserts it first, in a folio as large as `limits` permits; if it is swapped out, reads it
     /// back first. Returns `None` if the page lies beyond the object's end and `bounded` is set, or
-    /// beyond [`MAX_SIZE`].
+    /// beyond [`MAX_SIZE`], or if it does not exist and `limits` forbid an insertion.
     ///
     /// The lock is released to allocate, and the lookup then starts again. After too many retries
     /// because of pageout this call closes the object's gate, so that no page of the object is
@@ -432,6 +439,7 @@ impl<'m, P: Platform> Object<'m, P> {
                     Reads(self).start(page, limits.hints, memcg, &mut retries)?;
                     continue;
                 }
+                None if !limits.inserts => return Ok(None),
                 None => {}
             }
             let missing = state.index.missing_nodes(frames, page);
@@ -456,6 +464,94 @@ impl<'m, P: Platform> Object<'m, P> {
                 Err(_) if order > page_order => limits.remove_from(order),
                 provided => provided?,
             }
+        }
+    }
+}
+
+/// The reason why [`Inserts::insert_page`] inserted no page.
+pub(crate) enum NotInserted {
+    /// The page exists, in memory or on a swap device.
+    Exists,
+    /// The page lies beyond the end of the object.
+    BeyondEnd,
+    /// The caller failed to provide the contents.
+    NoContents,
+    /// There is no memory.
+    Failed(ObjectError),
+}
+
+impl From<ObjectError> for NotInserted {
+    fn from(error: ObjectError) -> Self {
+        NotInserted::Failed(error)
+    }
+}
+
+/// A reference to an object into which pages with given contents are inserted.
+pub(crate) struct Inserts<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
+
+impl<P: Platform> Inserts<'_, '_, P> {
+    /// Returns whether pages that do not exist have no contents: no store has them.
+    pub(crate) fn are_possible(&self) -> bool {
+        self.0.head().store.is_none()
+    }
+
+    /// Inserts a page where none exists, in an object without a store (`UFFDIO_COPY` to shared
+    /// memory; Linux: `shmem_mfill_filemap_add`), and charges it to `memcg`. `contents` fills the
+    /// page before the page can be found in the object, and holds no lock: it may fault pages of
+    /// the same object. The page is a folio of its own.
+    ///
+    /// # Errors
+    /// [`NotInserted`]; nothing was changed.
+    pub(crate) fn insert_page(
+        &self,
+        page: u64,
+        memcg: MemcgId,
+        contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
+    ) -> Result<(), NotInserted> {
+        let object = self.0;
+        let (machine, frames) = (object.machine, object.machine.frames());
+        let _pinned = object.pin_memcg(memcg).map_err(ObjectError::from)?;
+        self.check_missing(&object.lock(), page)?;
+        let order = object.page_order();
+        let mut new = NewFolio::new(object);
+        new.provide(order, false, memcg)?;
+        let Some((pfn, _)) = new.folio else { return Err(ObjectError::InUse.into()) };
+        // SAFETY: the folio was just allocated, and its bytes are contiguous in the direct map. The
+        // engine reads and writes the contents of a folio only if a page table maps it or an object
+        // has it, and neither is true before the insertion below, after the last use of the slice.
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut(frames.at(pfn.addr()).as_ptr(), 1 << (u32::from(order) + FRAME_SHIFT))
+        };
+        contents(bytes).map_err(|()| NotInserted::NoContents)?;
+        let mut spare = SpareNodes::new(machine);
+        loop {
+            let mut state = object.lock();
+            self.check_missing(&state, page)?;
+            let missing = state.index.missing_nodes(frames, page);
+            if missing <= spare.count()
+                && let Some(pfn) = new.take(order)
+            {
+                let entries = (Entry::Resident(pfn), 1 << order);
+                state.index.insert(frames, page..page + 1, entries, || spare.take());
+                mapping::set_object(frames.frame(pfn), object, page);
+                machine.count(object.head().pages_counter(), 1 << order);
+                return Ok(());
+            }
+            drop(state);
+            spare.provide(missing, object.memcg())?;
+        }
+    }
+
+    /// Checks that a page can be inserted: it does not exist, and lies within the object.
+    fn check_missing(&self, state: &LockedState, page: u64) -> Result<(), NotInserted> {
+        let object = self.0;
+        if !object.is_inside(state.size, page) {
+            return Err(NotInserted::BeyondEnd);
+        }
+        state.check_hold(object, page)?;
+        match state.index.find(object.machine.frames(), page) {
+            Some(_) => Err(NotInserted::Exists),
+            None => Ok(()),
         }
     }
 }

@@ -89,8 +89,8 @@ impl<P: Platform> Object<'_, P> {
     /// (Linux: fault-around), whatever their frames. All neighbours lie in `window`, and also in
     /// `around`, which has the page and at most 2^[`AROUND_ORDER`] pages, or in the page's own
     /// folio. If the page does not exist, inserts a zeroed folio, charged to `memcg`, as large as
-    /// policy allows where a VMA has this advice. Returns `None` if the page lies beyond the end of
-    /// the object.
+    /// policy allows where a VMA has this advice; without `inserts` inserts nothing. Returns `None`
+    /// if the page lies beyond the end of the object, or if it does not exist and is not inserted.
     ///
     /// # Errors
     /// As for [`Object::page_or_new`].
@@ -100,9 +100,11 @@ impl<P: Platform> Object<'_, P> {
         (window, around): (Range<u64>, Range<u64>),
         hints: Hints,
         memcg: MemcgId,
+        inserts: bool,
     ) -> Result<Option<PagesToMap>, ObjectError> {
         let mut found = PagesToMap { first: page, runs: ArrayVec::new() };
-        let got = self.with_page(page, memcg, true, FolioLimits::new(self, hints), |state, pfn| {
+        let limits = if inserts { FolioLimits::new(self, hints) } else { FolioLimits::of_existing(self, hints) };
+        let got = self.with_page(page, memcg, true, limits, |state, pfn| {
             find_around(self, (page, pfn), (&window, &around), state, &mut found);
             // The descriptors of folios that lie apart are fetched side by side.
             found.runs.iter().skip(1).for_each(|run| self.machine.frames().prefetch(run.pfn));

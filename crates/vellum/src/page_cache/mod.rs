@@ -93,7 +93,7 @@ pub(crate) use swap_in::ExistingPage;
 pub(crate) use write::{WriteBatch, Writes};
 pub use write::{WriteErrors, Writeback, finish_write, take_mapped_write};
 
-pub(crate) use fill::{Lookup, largest_order};
+pub(crate) use fill::{Inserts, Lookup, NotInserted, largest_order};
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;

@@ -226,7 +226,7 @@ fn large_folios_are_inserted_whole_and_removed_page_by_page() {
     [3, 5].into_iter().for_each(|order| machine.policy().shmem().set(order, ShmemKnob::WithinSize));
     let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
     let mapped = |page: u64| {
-        object.pages_to_map(page, (0..1000, page..page + 1), Hints::default(), MemcgId::ROOT).unwrap().unwrap()
+        object.pages_to_map(page, (0..1000, page..page + 1), Hints::default(), MemcgId::ROOT, true).unwrap().unwrap()
     };
     for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
         let mapped = mapped(page);

@@ -51,7 +51,7 @@ mod uffd;
 mod vma_ops;
 
 pub use fault::{Access, FaultError, Resolved, UffdEvent, UffdMode};
-pub use fork::ForkError;
+pub use fork::{ForkError, fork_with_uffds};
 pub(crate) use ground::Ptes;
 pub use ground::{AddressSpace, Families, Limits};
 pub use observe::{
@@ -62,7 +62,7 @@ pub(crate) use spaces::each_mapper;
 pub use spaces::{Spaces, collapse_object, invalidate, unmap_removed, write_back};
 pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
-pub use uffd::{UffdError, UffdFillError, UffdFillStopped};
+pub use uffd::{UffdError, UffdFillError, UffdFillStopped, uffd_continue, uffd_move};
 pub use vma_ops::{
     Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
     RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,

@@ -10,11 +10,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::entries::Sequence;
 use super::{LockedTable, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, UserRange};
 use crate::platform::{Event, Platform, trace};
-use crate::tlb::Removed;
+use crate::tlb::{Gather, Removed};
 
 /// Busy entries of a page table that is not locked. A CPU that needs one of these PTEs waits until
 /// [`BusyEntries::fill`] is called.
@@ -64,6 +65,21 @@ impl<'t, 'm, P: Platform> BusyEntries<'t, 'm, P> {
         trace(table.tables.platform(), || Event::Unlocking(table.pfn));
         table.desc.table_lock().unlock(table.tables.platform());
         BusyEntries(table)
+    }
+
+    /// Takes the page table's lock again, empties all of the busy entries, whose addresses are
+    /// `block`, and releases the lock. The gather frees page tables that became empty. The entries'
+    /// old PTEs were flushed.
+    pub(crate) fn clear(self, block: VirtRange, gather: &mut Gather<'_, 'm, P>) {
+        let table = self.0;
+        trace(table.tables.platform(), || Event::Locking(table.pfn));
+        table.desc.table_lock().lock(table.tables.platform());
+        trace(table.tables.platform(), || Event::Locked(table.pfn));
+        let len = (block.len() >> table.shift()) as usize;
+        let busy = Sequence::of_equal(table.tables.arch.busy_pte());
+        table.write(table.index(block.start), len, busy, Sequence::of_equal(0));
+        table.live().subtract(len);
+        table.unlock(gather);
     }
 
     /// Takes the page table's lock again, writes `run` over all of the busy entries, and releases

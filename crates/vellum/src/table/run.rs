@@ -2,7 +2,7 @@
 //! clears PTEs one run at a time.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, Marker};
 
 /// Consecutive entries of one page table that are alike. A single page is a run of length one, and
 /// is handled by the same code.
@@ -56,6 +56,12 @@ impl Run {
     /// Returns a run that was not read from a page table.
     pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
         Run { va, len, level, kind, raw, stable: false, cont: Cont::Some }
+    }
+
+    /// Returns a run of uffd-wp markers for the pages from `start` to `end`, in whole pages.
+    pub(crate) fn wp_markers<A: Arch>(arch: &A, start: u64, end: u64) -> Run {
+        let entries = ((end - start) >> arch.page_shift()) as usize;
+        Run::new(start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
     }
 
     /// Returns the difference between the raw values of neighbouring entries, wrapping.

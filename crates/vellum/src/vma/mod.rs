@@ -86,13 +86,19 @@ bitflags! {
         /// May have guard pages (`MADV_GUARD_INSTALL`; Linux: `VM_MAYBE_GUARD`). Stays when the
         /// guards are removed, and when the VMA is merged with one that has none.
         const MAYBE_GUARD = 16384;
+        /// Registered with userfaultfd for pages that an object has and no PTE maps
+        /// (`UFFDIO_REGISTER_MODE_MINOR`).
+        const UFFD_MINOR = 32768;
         /// All flags about reads. That a page of such a VMA was read does not tell that it will be
         /// read again (Linux: `vma_has_recency`).
         const READ_MASK = Self::SEQ_READ.bits() | Self::RAND_READ.bits();
         /// All flags that a merged VMA has if one of its parts has them (Linux: `VM_STICKY`).
         const STICKY = Self::MAYBE_GUARD.bits();
         /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
-        const UFFD_FLAGS = Self::UFFD_MISSING.bits() | Self::UFFD_WP.bits() | Self::UFFD_WP_ASYNC.bits();
+        const UFFD_FLAGS = Self::UFFD_MISSING.bits()
+            | Self::UFFD_MINOR.bits()
+            | Self::UFFD_WP.bits()
+            | Self::UFFD_WP_ASYNC.bits();
         /// All `mlock` flags (Linux: `VM_LOCKED_MASK`).
         const LOCKED_MASK = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }

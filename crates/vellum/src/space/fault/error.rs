@@ -114,6 +114,8 @@ pub struct UffdEvent {
     pub uffd: UffdId,
     /// The address of the page.
     pub page: u64,
+    /// The address of the access, in the page.
+    pub addr: u64,
     /// The access that faulted.
     pub access: Access,
     /// The reason why the access has to wait.
@@ -125,6 +127,8 @@ pub struct UffdEvent {
 pub enum UffdMode {
     /// The page is missing (`UFFDIO_REGISTER_MODE_MISSING`).
     Missing,
+    /// The page's object has it, and no PTE maps it (`UFFDIO_REGISTER_MODE_MINOR`).
+    Minor,
     /// The page is write-protected, and the access writes (`UFFDIO_REGISTER_MODE_WP`).
     Write,
 }

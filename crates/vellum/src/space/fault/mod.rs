@@ -39,6 +39,7 @@ mod uffd;
 mod zeros;
 
 pub use error::{Access, FaultError, Resolved, UffdEvent, UffdMode};
+pub(super) use object::ToMap;
 pub(super) use resolve::{Outcome, Touch};
 pub(super) use retry::Retry;
 

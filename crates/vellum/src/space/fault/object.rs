@@ -3,7 +3,7 @@
 use core::mem::ManuallyDrop;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
-use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, sync_object_icache};
 use crate::page_cache::{AROUND_ORDER, Hints, Lookup, Object, Writes, largest_order};
@@ -14,6 +14,18 @@ use crate::vma::{Vma, VmaFlags};
 use super::{Access, Fault, FaultError, Outcome, Touch};
 use crate::space::anon::Anon;
 use crate::space::ground::{LeafShape, Ptes};
+
+/// The PTEs by which [`Fault::map_pages`] maps pages of an object.
+pub(in crate::space) struct ToMap {
+    /// Empty PTEs around the accessed address; with a marker, the PTE of the accessed page alone.
+    pub(in crate::space) empty: UserRange,
+    /// True if a page that does not exist is inserted.
+    pub(in crate::space) inserts: bool,
+    /// The marker that the accessed page's PTE holds, if it is not empty.
+    pub(in crate::space) marker: Option<Marker>,
+    /// Attributes of the new PTEs, besides those of the VMA.
+    pub(in crate::space) attrs: Attrs,
+}
 
 impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
     /// Returns the empty PTEs around an address of a VMA with an object that a fault may map at
@@ -56,21 +68,45 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
         // object stays.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        if vma.flags.intersects(VmaFlags::UFFD_MISSING.union(VmaFlags::UFFD_MINOR))
+            && let Some(outcome) = self.object_event(touch, &object)?
+        {
+            return Ok(outcome);
+        }
         if access == Access::Write && !vma.backing.is_shared() {
             return self.map_private_copy(vma, addr, &object);
         }
+        let empty = self.window(vma, &object, addr);
+        let inserts = !vma.flags.contains(VmaFlags::UFFD_MISSING);
+        self.map_pages(touch, &object, ToMap { empty, inserts, marker: None, attrs: Attrs::empty() })
+    }
+
+    /// Maps the accessed page of an object with neighbours, as `to` says. A page that was removed
+    /// meanwhile, and may not be inserted again, is left to another try.
+    ///
+    /// # Errors
+    /// Those of [`Fault::map_object`].
+    pub(in crate::space) fn map_pages(
+        self,
+        Touch { vma, addr, access }: Touch<'_>,
+        object: &Object<'m, P>,
+        ToMap { empty, inserts, marker, attrs: extra }: ToMap,
+    ) -> Result<Outcome, FaultError> {
         let arch = self.arch();
         let shift = arch.page_shift();
         let page = vma.backing.offset(addr) >> shift;
-        let empty = self.window(vma, &object, addr);
         let pages = |part: UserRange| vma.backing.offset(part.start) >> shift..vma.backing.offset(part.end) >> shift;
         let (window, around) = (pages(empty), pages(empty.around(addr, u32::from(AROUND_ORDER) + shift)));
         let mapped = object
-            .pages_to_map(page, (window, around), Hints::of(vma), self.tables().memcg())
+            .pages_to_map(page, (window, around), Hints::of(vma), self.tables().memcg(), inserts)
             .map_err(|error| FaultError::of_object(error, addr))?;
-        let mapped = mapped.ok_or(FaultError::BeyondEnd(addr))?;
-        let tracked = Writes(&object).are_tracked();
-        let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
+        let mapped = match mapped {
+            Some(mapped) => mapped,
+            None if inserts => return Err(FaultError::BeyondEnd(addr)),
+            None => return Ok(Outcome::Again),
+        };
+        let tracked = Writes(object).are_tracked();
+        let mut attrs = vma.prot.attrs() | Attrs::ACCESSED | extra;
         if vma.backing.is_shared() {
             // The first write to a page of a store faults, and marks the page as dirty.
             attrs.set(Attrs::EXCLUSIVE, !tracked);
@@ -98,6 +134,16 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             let next = *va + (u64::from(run.pages) << shift);
             Some(ptes(core::mem::replace(va, next), run.pfn, shape))
         });
+        if marker.is_some() {
+            let [run] = mapped.runs[..] else { return Ok(Outcome::Again) };
+            let pte = ptes(start, run.pfn, LeafShape { level: 1, entries: 1 });
+            if !self.map_over_markers(block, &pte, marker) {
+                mapped.put_back(object);
+                return Ok(Outcome::Again);
+            }
+            self.tables().slot().add(object.space_counter(), 1 << arch.page_order());
+            return Ok(Outcome::Mapped(*block));
+        }
         let huge = match mapped.runs[..] {
             [run] if !(tracked && access == Access::Write) && self.is_huge(vma, block, run.pfn) => Some(run.pfn),
             _ => None,
@@ -119,12 +165,12 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                     if tracked {
                         return self.write_to_store(vma, addr);
                     }
-                    Writes(&object).note_mapped_write();
+                    Writes(object).note_mapped_write();
                 }
                 Ok(Outcome::Mapped(*block))
             }
             Err(error) => {
-                mapped.put_back(&object);
+                mapped.put_back(object);
                 match error {
                     NotMapped::Occupied => Ok(Outcome::Again),
                     NotMapped::NoMemory(why) => Err(why.into()),
@@ -146,9 +192,10 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         let looked = looked.map_err(|error| FaultError::of_object(error, addr))?;
         let from = match looked {
             Lookup::Page(from) => from,
+            Lookup::Hole if vma.flags.contains(VmaFlags::UFFD_MISSING) => return Ok(Outcome::Again),
             Lookup::Hole => {
                 let one = || page..page + 1;
-                let made = object.pages_to_map(page, (one(), one()), Hints::of(vma), self.tables().memcg());
+                let made = object.pages_to_map(page, (one(), one()), Hints::of(vma), self.tables().memcg(), true);
                 let made = made.map_err(|error| FaultError::of_object(error, addr))?;
                 made.ok_or(FaultError::BeyondEnd(addr))?.put_back(object);
                 return Ok(Outcome::Again);

@@ -155,8 +155,8 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         };
         let Probe { raw, level, order } = self.tables().probe(addr, vma.range, wanted);
         match self.arch().kind(raw, level) {
-            Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if !vma.backing.is_anonymous() => self.map_object(Touch { vma, addr, access }),
+            Kind::None if vma.flags.contains(VmaFlags::UFFD_MISSING) => self.missing_event(Touch { vma, addr, access }),
             Kind::None if access == Access::Write && orders == 0 => self.map_next(vma, addr, retries.is_none()),
             Kind::None if access == Access::Write => self.map_anon(vma, addr, order, orders, retries.is_none()),
             Kind::None => self.map_zeros(vma, addr, order),

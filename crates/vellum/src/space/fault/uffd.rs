@@ -2,10 +2,12 @@
 
 use crate::addr::align_down;
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
+use crate::page_cache::{Hints, Lookup, Object};
 use crate::platform::Platform;
 use crate::table::{Found, Run};
 use crate::vma::{Vma, VmaFlags};
 
+use super::object::ToMap;
 use super::{Access, Fault, FaultError, Outcome, Touch, UffdEvent, UffdMode};
 use crate::space::anon::Anon;
 use crate::space::ground::Ptes;
@@ -16,7 +18,7 @@ pub(super) fn reports_wp(vma: &Vma) -> bool {
     vma.flags & (VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC) == VmaFlags::UFFD_WP
 }
 
-impl<P: Platform> Fault<'_, '_, P> {
+impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Returns the event for the VMA's userfaultfd, as [`FaultError::Uffd`], or [`Outcome::Again`]
     /// if the VMA has no userfaultfd.
     fn event(self, touch: Touch<'_>, mode: UffdMode) -> Result<Outcome, FaultError> {
@@ -24,7 +26,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         match vma.uffd {
             Some(uffd) => {
                 let page = align_down(addr, self.page_shift());
-                Err(FaultError::Uffd(UffdEvent { uffd, page, access, mode }))
+                Err(FaultError::Uffd(UffdEvent { uffd, page, addr, access, mode }))
             }
             None => Ok(Outcome::Again),
         }
@@ -35,6 +37,12 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// at the address.
     #[cold]
     pub(super) fn missing_event(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+        self.unmapped_event(touch, UffdMode::Missing)
+    }
+
+    /// Returns the event of a fault on a page that no PTE maps, as [`FaultError::Uffd`], or
+    /// [`Outcome::Again`] if another CPU has mapped something at the address.
+    fn unmapped_event(self, touch: Touch<'_>, mode: UffdMode) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, .. } = touch;
         let arch = self.arch();
         if let Found::Table(table) = self.tables().find(vma.range.tail(addr)) {
@@ -45,7 +53,47 @@ impl<P: Platform> Fault<'_, '_, P> {
                 return Ok(Outcome::Again);
             }
         }
-        self.event(touch, UffdMode::Missing)
+        self.event(touch, mode)
+    }
+
+    /// Looks up the page of an object for a fault in a VMA that is registered for missing pages or
+    /// for minor faults, where no PTE maps the page. Returns the event as [`FaultError::Uffd`]: the
+    /// page is missing in the object, or the object has it and the VMA is registered for minor
+    /// faults. Returns `None` if the fault may map the page.
+    ///
+    /// # Errors
+    /// The event; [`FaultError::BeyondEnd`]; those of the object ([`FaultError::of_object`]).
+    #[cold]
+    pub(super) fn object_event(self, touch: Touch<'_>, object: &Object<'m, P>) -> Result<Option<Outcome>, FaultError> {
+        let Touch { vma, addr, .. } = touch;
+        let page = vma.backing.offset(addr) >> self.page_shift();
+        let looked = object.lookup(page, Hints::of(vma), self.tables().memcg());
+        let mode = match looked.map_err(|error| FaultError::of_object(error, addr))? {
+            Lookup::Page(_) if vma.flags.contains(VmaFlags::UFFD_MINOR) => UffdMode::Minor,
+            Lookup::Hole if vma.flags.contains(VmaFlags::UFFD_MISSING) => UffdMode::Missing,
+            Lookup::Page(_) | Lookup::Hole => return Ok(None),
+            Lookup::BeyondEnd => return Err(FaultError::BeyondEnd(addr)),
+        };
+        self.unmapped_event(touch, mode).map(Some)
+    }
+
+    /// Resolves a fault on an uffd-wp marker in a VMA of an object: returns the event of a missing
+    /// page or of a minor fault; otherwise a read maps the page write-protected, and a write is an
+    /// event, or in asynchronous mode erases the marker.
+    fn fault_on_object_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+        let Touch { vma, addr, access } = touch;
+        // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
+        // object stays.
+        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        if let Some(outcome) = self.object_event(touch, &object)? {
+            return Ok(outcome);
+        }
+        if access == Access::Write {
+            return self.write_to_wp_marker(touch);
+        }
+        let empty = vma.range.around(addr, self.page_shift());
+        let inserts = !vma.flags.contains(VmaFlags::UFFD_MISSING);
+        self.map_pages(touch, &object, ToMap { empty, inserts, marker: Some(Marker::UffdWp), attrs: Attrs::UFFD_WP })
     }
 
     /// Resolves a fault on an uffd-wp marker, where no page is mapped. In a VMA that is registered
@@ -54,12 +102,22 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[cold]
     pub(super) fn fault_on_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
         let Touch { vma, addr, access } = touch;
+        if !vma.backing.is_anonymous() {
+            return self.fault_on_object_wp_marker(touch);
+        }
         if vma.flags.contains(VmaFlags::UFFD_MISSING) {
             return self.missing_event(touch);
         }
         if access != Access::Write {
             return self.map_wp_zeros(vma, addr);
         }
+        self.write_to_wp_marker(touch)
+    }
+
+    /// Resolves a write to a page that no PTE maps, and that an uffd-wp marker protects: returns
+    /// the event, or in asynchronous mode erases the marker.
+    fn write_to_wp_marker(self, touch: Touch<'_>) -> Result<Outcome, FaultError> {
+        let Touch { vma, addr, .. } = touch;
         if reports_wp(vma) {
             return self.event(touch, UffdMode::Write);
         }

@@ -7,7 +7,7 @@ use crate::page_cache;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, Run, SpareTables, set_copies};
-use crate::vma::{Vma, VmaFlags};
+use crate::vma::{UffdId, Vma, VmaFlags};
 
 use super::Child;
 use super::parent::{Batch, Piece};
@@ -131,17 +131,23 @@ impl Piece {
 }
 
 impl Vmas {
-    /// Copies the VMAs that a child inherits to `child`, which is empty.
+    /// Copies the VMAs that a child inherits to `child`, which is empty. They stay registered with
+    /// those userfaultfds for which `keeps` returns true.
     ///
     /// # Errors
     /// There is no memory for the nodes of the VMA tree, or for the page-cache objects' counts of
     /// the child's VMAs.
-    pub(super) fn copy_to<P: Platform>(&self, child: &mut AddressSpace<'_, P>) -> Result<(), Refused> {
+    pub(super) fn copy_to<P: Platform>(
+        &self,
+        child: &mut AddressSpace<'_, P>,
+        keeps: &dyn Fn(UffdId) -> bool,
+    ) -> Result<(), Refused> {
         let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
         let vmas = child.vmas.get_mut();
         for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
-            let flags = vma.flags - VmaFlags::LOCKED_MASK - VmaFlags::UFFD_FLAGS;
-            let vma = Vma { flags, uffd: None, ..*vma };
+            let uffd = vma.uffd.filter(|uffd| keeps(*uffd));
+            let dropped = if uffd.is_some() { VmaFlags::empty() } else { VmaFlags::UFFD_FLAGS };
+            let vma = Vma { flags: vma.flags - VmaFlags::LOCKED_MASK - dropped, uffd, ..*vma };
             // Reserves for one VMA at a time: all inserts together need far fewer nodes than a
             // reservation for the worst case has.
             vmas.reserve(machine, memcg, 1)?;

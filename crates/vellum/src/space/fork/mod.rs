@@ -37,6 +37,7 @@ use crate::platform::Platform;
 use crate::space::ground::handle;
 use crate::swap::Saturated;
 use crate::table::PageTables;
+use crate::vma::UffdId;
 
 use super::AddressSpace;
 
@@ -109,6 +110,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// See [`ForkError`]: there is no child, and nothing was changed.
     pub fn fork(&self) -> Result<Self, ForkError> {
-        Parent::of(self).fork()
+        fork_with_uffds(self, |_| false)
     }
+}
+
+/// Forks a space as [`AddressSpace::fork`] does, but VMAs that are registered with a userfaultfd
+/// for which `keeps` returns true stay registered in the child, by the same number, and their pages
+/// stay write-protected (`UFFD_FEATURE_EVENT_FORK`).
+///
+/// # Errors
+/// As for [`AddressSpace::fork`].
+pub fn fork_with_uffds<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    keeps: impl Fn(UffdId) -> bool,
+) -> Result<AddressSpace<'m, P>, ForkError> {
+    Parent::of(space).fork(&keeps)
 }

@@ -12,7 +12,7 @@ use crate::page_cache::Object;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, MAX_PARTS, NotMapped, Part, Run, Scattered, ahead};
 use crate::tlb::Gather;
-use crate::vma::{State, Vma, VmaFlags};
+use crate::vma::{State, UffdId, Vma, VmaFlags};
 
 use super::{Child, ForkError, Parent};
 use crate::space::AddressSpace;
@@ -60,6 +60,8 @@ const READ_COST: u32 = 3;
 pub(super) struct Batch {
     /// The level of the page table.
     pub(super) level: u8,
+    /// The attributes of the parent's PTEs that the child's lack.
+    unwanted: Attrs,
     /// The pieces, in ascending order of addresses.
     pub(super) pieces: ArrayVec<Piece, 32>,
     /// The PTEs of the pieces that are copies.
@@ -82,12 +84,19 @@ pub(super) enum Piece {
 }
 
 impl Batch {
+    /// Returns an empty batch, for a page table of `level` and a VMA of the child.
+    fn new(level: u8, vma: &Vma) -> Self {
+        let keeps_wp = vma.flags.contains(VmaFlags::UFFD_WP);
+        let unwanted = if keeps_wp { Attrs::empty() } else { Attrs::UFFD_WP };
+        Batch { level, unwanted, pieces: ArrayVec::new(), copies: ArrayVec::new() }
+    }
+
     fn is_full(&self) -> bool {
         self.pieces.is_full() || self.copies.is_full()
     }
 }
 
-/// The part of a VMA in which a child may share private memory.
+/// The part of a child's VMA in which it may share private memory.
 #[derive(Clone, Copy)]
 struct PrivatePart<'v> {
     /// The VMA.
@@ -98,7 +107,7 @@ struct PrivatePart<'v> {
 
 impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// Implements [`AddressSpace::fork`].
-    pub(super) fn fork(self) -> Result<AddressSpace<'m, P>, ForkError> {
+    pub(super) fn fork(self, keeps: &dyn Fn(UffdId) -> bool) -> Result<AddressSpace<'m, P>, ForkError> {
         let all = UserRange::all(self.arch());
         let mut change = Change::begin(self.space, all);
         let limits = change.vmas().limits;
@@ -109,7 +118,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         child.families = self.space.families.of_child(child.id());
         child.family = child.families.own();
         child.soft_dirty_on.store(Ptes::of(self.space).is_soft_dirty_on(), Relaxed);
-        change.vmas().copy_to(&mut child)?;
+        change.vmas().copy_to(&mut child, keeps)?;
         change.vmas().each(self.machine(), all, |v| v.state = State::Locked);
         change.unlock();
         let shared = self.share(&child);
@@ -133,7 +142,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Calls `f` for each VMA of the child that shares its parent's private memory, or that may
-    /// have the parent's guard pages.
+    /// have the parent's guard pages or write-protected pages.
     fn each_shared_vma(
         self,
         child: &AddressSpace<'m, P>,
@@ -146,7 +155,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let next = child.read().tree.find_from(at).copied();
             let Some(vma) = next else { return Ok(()) };
             at = vma.range.end;
-            let has_ptes = !vma.backing.is_shared() || vma.flags.contains(VmaFlags::MAYBE_GUARD);
+            let has_ptes =
+                !vma.backing.is_shared() || vma.flags.intersects(VmaFlags::MAYBE_GUARD.union(VmaFlags::UFFD_WP));
             if has_ptes && !vma.flags.contains(VmaFlags::WIPEONFORK) {
                 f(&vma)?;
             }
@@ -188,14 +198,14 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         while at < vma.range.end {
             match self.tables().find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
-                Found::Table(table) if !table.live().may_have_private() => {
+                Found::Table(table) if !table.live().may_have_private() && !vma.flags.contains(VmaFlags::UFFD_WP) => {
                     at = table.end();
                     table.release();
                     self.platform().resched();
                 }
                 Found::Table(table) => {
                     ahead::prefetch_next(&table, vma.range);
-                    let mut batch = Batch { level: table.level, pieces: ArrayVec::new(), copies: ArrayVec::new() };
+                    let mut batch = Batch::new(table.level, vma);
                     let whole = vma.range.tail(at);
                     let range = if at < private_end { whole.head(private_end) } else { whole };
                     let shared = self.share_table(
@@ -240,6 +250,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let mut at = range.start;
         let mut slots = 0;
         let mut work = MAX_WORK_PER_HOLD;
+        let unwanted = batch.unwanted;
+        let keeps_wp = unwanted.is_empty();
         // The least work that must be left for another run. Half of it is enough for all PTEs of a
         // cont block, and half of it for the counts of one folio ([`Parent::share_run`]), after
         // `share_scattered` has undone a change.
@@ -259,6 +271,10 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let Some(mut run) = table.run(at, end) else { break };
             let read = RUN_COST + READ_COST * run.len as u32;
             match run.kind {
+                // The child faults the pages of the object in. Markers keep their write protection.
+                Kind::Leaf if at >= private_end && keeps_wp && run.attrs(arch).contains(Attrs::UFFD_WP) => {
+                    batch.pieces.push(Piece::Run(Run::wp_markers(arch, run.va, run.range(arch).end)));
+                }
                 Kind::Leaf | Kind::Swap if at >= private_end => {}
                 Kind::Leaf => {
                     ahead::prefetch_folio(table, &run, end);
@@ -280,17 +296,20 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                             if lazyfree {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
-                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::UFFD_WP;
+                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - unwanted;
                             batch.pieces.push(Piece::Run(Run {
                                 raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
                                 ..run
                             }));
                         }
                         Shared::Pinned => *pinned = true,
+                        Shared::Object if keeps_wp && run.attrs(arch).contains(Attrs::UFFD_WP) => {
+                            batch.pieces.push(Piece::Run(Run::wp_markers(arch, run.va, run.range(arch).end)));
+                        }
                         Shared::Object => {}
                     }
                 }
-                Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
+                Kind::Marker if arch.marker_of(run.raw) == Some(Marker::UffdWp) && !keeps_wp => {}
                 Kind::Marker => batch.pieces.push(Piece::Run(run)),
                 Kind::Swap => {
                     // SAFETY: each swap entry keeps its reference to its slot while the page table
@@ -300,7 +319,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
                     }?;
                     slots += run.frames(arch);
                     let swapped = arch.swap_entry(run.raw);
-                    let raw = arch.swap_pte(SwapEntry { attrs: swapped.attrs - Attrs::UFFD_WP, ..swapped });
+                    let raw = arch.swap_pte(SwapEntry { attrs: swapped.attrs - unwanted, ..swapped });
                     batch.pieces.push(Piece::Run(Run { raw, ..run }));
                 }
                 Kind::None | Kind::Table | Kind::Busy => {}
@@ -322,12 +341,12 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     }
 
     /// Shares a scattered stretch of the parent's leaf PTEs ([`Scattered`]) from `at` on, and adds
-    /// copies of them to `batch`, which is not full. Returns the address at which it stopped: `at`
-    /// if no such stretch begins there. Stops before `end`, where attributes differ or a long run
-    /// begins, when `batch` is full or `work` is used up, and before a folio that needs attention:
-    /// one of a page-cache object, one that may be pinned, and one with the maximum number of
-    /// references. `work` is at least [`UNDO_COST`], and a call that shares nothing subtracts no
-    /// more than that.
+    /// copies of them, without `batch.unwanted`, to `batch`, which is not full. Returns
+    /// the address at which it stopped: `at` if no such stretch begins there. Stops before `end`,
+    /// where attributes differ or a long run begins, when `batch` is full or `work` is used up, and
+    /// before a folio that needs attention: one of a page-cache object, one that may be pinned, and
+    /// one with the maximum number of references. `work` is at least [`UNDO_COST`], and a call that
+    /// shares nothing subtracts no more than that.
     fn share_scattered(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -355,7 +374,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         let kept = if exclusive { shared } else { old };
         let first = batch.copies.len();
         batch.copies.extend(core::iter::repeat_n(0, ptes));
-        stretch.change_and_copy([kept, shared - Attrs::UFFD_WP], &mut batch.copies[first..]);
+        stretch.change_and_copy([kept, shared - batch.unwanted], &mut batch.copies[first..]);
         batch.pieces.push(Piece::Copies { start: at, ptes, resident });
         let next = at + ((ptes as u64) << table.shift());
         if exclusive && old.contains(Attrs::WRITE) {
@@ -481,7 +500,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             // SAFETY: this fork has locked the parent's VMAs, so that the parent keeps mapping the
             // page. Nothing else refers to the copy yet.
             unsafe { self.machine().frames().copy(from, pfn, 1 << order) };
-            Anon::of(child).map(vma, va, pfn, order).map_err(NotMapped::shortage)?;
+            let kept =
+                if vma.flags.contains(VmaFlags::UFFD_WP) { run.attrs(arch) & Attrs::UFFD_WP } else { Attrs::empty() };
+            Anon::of(child).map_with(vma, va, (pfn, order), kept).map_err(NotMapped::shortage)?;
             self.platform().resched();
         }
         Ok(())

@@ -1,12 +1,13 @@
 //! Zapping: clears the PTEs of a range, run by run, for `munmap`, `MADV_DONTNEED` and exit.
 
-use crate::arch::{Arch, Kind, Marker, UserRange};
+use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::frame::flag;
 use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter, sum};
 use crate::table::{Found, LockedTable, Run, Taken, ahead};
 use crate::tlb::Gather;
+use crate::vma::{Vma, VmaFlags};
 
 use super::{Ptes, Zap};
 
@@ -26,9 +27,29 @@ pub(in crate::space) enum Keep {
     /// Guard markers are kept, because they outlive the contents of the memory (Linux:
     /// `MADV_DONTNEED`).
     Guards,
-    /// Guard markers are kept, and so are private copies of an object's pages, mapped or swapped
-    /// out. Only pages of the object are unmapped (truncation).
+    /// Guard markers are kept, and so is uffd-wp: its markers stay, and other write-protected PTEs
+    /// become markers. For VMAs of objects, whose pages are unmapped and not lost (Linux: no
+    /// `ZAP_FLAG_DROP_MARKER`).
+    GuardsAndWp,
+    /// Guard markers and uffd-wp are kept, and so are private copies of an object's pages, mapped
+    /// or swapped out. Only pages of the object are unmapped (truncation).
     Copies,
+}
+
+impl Keep {
+    /// Returns what outlives the contents of a VMA's pages: guard markers, and in a VMA of an
+    /// object uffd-wp.
+    pub(in crate::space) fn contents_of(vma: &Vma) -> Self {
+        match vma.flags.contains(VmaFlags::UFFD_WP) && !vma.backing.is_anonymous() {
+            true => Keep::GuardsAndWp,
+            false => Keep::Guards,
+        }
+    }
+
+    /// Returns whether write protection for a userfaultfd is kept, by markers.
+    fn keeps_wp(self) -> bool {
+        matches!(self, Keep::GuardsAndWp | Keep::Copies)
+    }
 }
 
 /// Counts of the PTEs that a piece of a zap has cleared.
@@ -200,10 +221,20 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
                     continue;
                 }
             }
+            let mut marked = false;
+            if keep.keeps_wp()
+                && let Some(run) = table.run(at, until)
+            {
+                until = until.min(run.range(arch).end);
+                marked = run.level == 1 && run.attrs(arch).contains(Attrs::UFFD_WP);
+            }
             let taken = Taken::all(table, at, until, MAX_COST, gather);
             if taken.end == at {
                 // The range has only a part of a huge PTE.
                 break;
+            }
+            if marked {
+                table.set(&Run::wp_markers(arch, at, taken.end));
             }
             at = taken.end;
             cost += taken.runs;
@@ -228,11 +259,19 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
         let run = table.run(at, end)?;
         match run.kind {
             Kind::Marker if keep != Keep::Nothing && arch.marker_of(run.raw) == Some(Marker::Guard) => {}
+            Kind::Marker if keep.keeps_wp() && arch.marker_of(run.raw) == Some(Marker::UffdWp) => {}
             Kind::Swap if keep == Keep::Copies => {}
             // The range has only a part of a huge swap entry.
             Kind::Swap if run.va < at || run.range(arch).end > end => return None,
             Kind::Swap => {
                 table.erase(&run);
+                if keep == Keep::GuardsAndWp
+                    && run.level == 1
+                    && arch.swap_entry(run.raw).attrs.contains(Attrs::UFFD_WP)
+                {
+                    let range = run.range(arch);
+                    table.set(&Run::wp_markers(arch, range.start, range.end));
+                }
                 Ptes::of(self.space).defer_swap_release(&run, gather);
             }
             Kind::Marker => table.erase(&run),

@@ -154,13 +154,19 @@ struct ScanState<'q, F> {
     page_shift: u32,
     /// True if the reported pages are write-protected.
     write_protect: bool,
-    /// True if missing pages of anonymous VMAs are write-protected too, by marker PTEs.
+    /// True if missing pages of anonymous VMAs are write-protected too, by marker PTEs, as those of
+    /// other VMAs always are.
     protect_missing: bool,
     /// True if the next page to report does not fit into `out` or `pages_left`.
     is_full: bool,
 }
 
 impl<F: Fn(Categories) -> Option<Categories>> ScanState<'_, F> {
+    /// Returns whether missing pages of a VMA are write-protected too.
+    fn protects_missing(&self, vma: &Vma) -> bool {
+        self.protect_missing || !vma.backing.is_anonymous()
+    }
+
     /// Returns how much of `piece` to report, from its start on, with the categories to report.
     /// `piece` is contiguous pages that all have `categories`. Returns `None` if `select` does not
     /// select them. If there is no room for another page, sets `is_full` and returns `None`.
@@ -242,9 +248,9 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         scanned
     }
 
-    /// Write-protects all pages of `range` for a userfaultfd. With `unmapped`, also write-protects
-    /// missing pages of anonymous VMAs, by marker PTEs. Splits huge PTEs that cross an end of
-    /// `range`. The caller has claimed `range` and holds no lock.
+    /// Write-protects all pages of `range` for a userfaultfd, missing pages of objects included, by
+    /// marker PTEs; with `unmapped`, also missing pages of anonymous VMAs. Splits huge PTEs that
+    /// cross an end of `range`. The caller has claimed `range` and holds no lock.
     ///
     /// # Errors
     /// There is no memory to split a huge PTE, or for a page table that holds markers. The pages
@@ -333,7 +339,7 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
             let seen = part.tail(at).intersect(&run.range(arch));
             if let Some(selected) = state.admit(seen, categories) {
                 let range = selected.range;
-                if state.write_protect && !self.protect_piece(&table, range, vma, state.protect_missing, gather) {
+                if state.write_protect && !self.protect_piece(&table, range, vma, state.protects_missing(vma), gather) {
                     split = Some(range);
                     break;
                 }
@@ -374,14 +380,14 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
             return Ok(if state.is_full { hole.start } else { hole.end });
         };
         let Selected { range, categories } = selected;
-        if !(state.write_protect && state.protect_missing && vma.backing.is_anonymous()) {
+        if !(state.write_protect && state.protects_missing(vma)) {
             state.report(selected);
             return Ok(range.end);
         }
         let table_shift = arch.level_shift(2);
         let end = ((range.start >> table_shift << table_shift).saturating_add(1 << table_shift)).min(range.end);
         let marked = range.head(end);
-        match self.tables().map_run(marked, &self.wp_markers(marked)) {
+        match self.tables().map_run(marked, &Run::wp_markers(arch, marked.start, marked.end)) {
             Ok(()) => {
                 state.report(Selected { range: marked, categories });
                 Ok(end)
@@ -392,16 +398,9 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
         }
     }
 
-    /// Returns a run of uffd-wp marker PTEs for all pages of `range`.
-    fn wp_markers(self, range: UserRange) -> Run {
-        let arch = self.arch();
-        let entries = (range.len() >> arch.page_shift()) as usize;
-        Run::new(range.start, 1, Kind::Marker, arch.marker_pte(Marker::UffdWp), entries)
-    }
-
     /// Write-protects the pages of `piece`, which is a part of one run of a locked page table. With
-    /// `protect_missing`, also write-protects missing pages of anonymous VMAs. Adds a run that
-    /// loses write access to `gather`, which flushes it. Returns false, with nothing changed, if
+    /// `protect_missing`, also write-protects missing pages. Adds a run that loses write access to
+    /// `gather`, which flushes it. Returns false, with nothing changed, if
     /// `piece` is a part of a huge PTE, which must be split first.
     fn protect_piece(
         self,
@@ -423,7 +422,7 @@ impl<'m, P: Platform> Observe<'_, 'm, P> {
             Kind::Swap => {
                 Ptes::of(self.space).set_swap_attrs(table, &run, arch.swap_entry(run.raw).attrs | Attrs::UFFD_WP)
             }
-            Kind::None if protect_missing && vma.backing.is_anonymous() => table.set(&self.wp_markers(piece)),
+            Kind::None if protect_missing => table.set(&Run::wp_markers(arch, piece.start, piece.end)),
             _ => {}
         }
         true

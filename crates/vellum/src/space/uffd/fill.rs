@@ -16,7 +16,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
-use crate::platform::Platform;
+use crate::platform::{PendingPage, Platform};
 use crate::stats::SpaceCounter;
 use crate::sync::Retries;
 use crate::table::{NotMapped, Probe, Run};
@@ -34,12 +34,26 @@ pub enum UffdFillError {
     Unaligned(VirtRange),
     /// This range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// No VMA of anonymous memory that is registered with a userfaultfd is at this address.
+    /// No VMA that is registered with a userfaultfd is at this address, or it ends before the range
+    /// does.
     NotRegistered(u64),
+    /// The VMA at this address doesn't support the operation: it is not registered for write
+    /// protection or has no object; or two VMAs of a move are not alike.
+    Unsuitable(u64),
     /// The page at this address is not missing.
     Exists(u64),
-    /// The caller failed to provide the contents for this address.
+    /// The caller failed to provide the contents for this address; or a move has met a page there
+    /// whose contents were lost, or a guard page.
     NoContents(u64),
+    /// The object behind the VMA has no page for this address, or ends before it.
+    NoPage(u64),
+    /// There is nothing at this address that could be moved.
+    Hole(u64),
+    /// The page at this address is shared with another space, or the host refers to it.
+    Busy(u64),
+    /// The host is reading or moving this page of the object
+    /// ([`FaultError::Pending`](crate::space::FaultError::Pending)).
+    Pending(PendingPage),
     /// The machine is out of memory, or a memcg is at its limit.
     NoMemory(Refused),
 }
@@ -49,9 +63,12 @@ impl UffdFillError {
     pub const fn errno(&self) -> Errno {
         match self {
             UffdFillError::Unaligned(_) | UffdFillError::OutOfRange(_) => Errno::EINVAL,
-            UffdFillError::NotRegistered(_) => Errno::ENOENT,
+            UffdFillError::Unsuitable(_) => Errno::EINVAL,
+            UffdFillError::NotRegistered(_) | UffdFillError::Hole(_) => Errno::ENOENT,
             UffdFillError::Exists(_) => Errno::EEXIST,
-            UffdFillError::NoContents(_) => Errno::EFAULT,
+            UffdFillError::NoContents(_) | UffdFillError::NoPage(_) => Errno::EFAULT,
+            UffdFillError::Busy(_) => Errno::EBUSY,
+            UffdFillError::Pending(_) => Errno::EAGAIN,
             UffdFillError::NoMemory(_) => Errno::ENOMEM,
         }
     }
@@ -65,10 +82,20 @@ impl core::fmt::Display for UffdFillError {
             }
             UffdFillError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             UffdFillError::NotRegistered(addr) => {
-                write!(f, "no anonymous VMA at {addr:#x} is registered with a userfaultfd: register it first")
+                write!(
+                    f,
+                    "no VMA at {addr:#x} is registered with a userfaultfd, or it ends too early: register it first"
+                )
+            }
+            UffdFillError::Unsuitable(addr) => {
+                write!(f, "the VMA at {addr:#x} does not support this: check its modes, its object and its protection")
             }
             UffdFillError::Exists(addr) => write!(f, "the page at {addr:#x} is not missing: skip it"),
             UffdFillError::NoContents(addr) => write!(f, "the contents for the page at {addr:#x} could not be read"),
+            UffdFillError::NoPage(addr) => write!(f, "the object has no page for {addr:#x}: write to the object first"),
+            UffdFillError::Hole(addr) => write!(f, "nothing is mapped at {addr:#x}: allow holes, or skip the page"),
+            UffdFillError::Busy(addr) => write!(f, "the page at {addr:#x} is shared or pinned: copy it instead"),
+            UffdFillError::Pending(page) => page.fmt(f),
             UffdFillError::NoMemory(refused) => refused.fmt(f),
         }
     }
@@ -82,7 +109,13 @@ impl From<FaultError> for UffdFillError {
     fn from(error: FaultError) -> Self {
         match error {
             FaultError::NoMemory(refused) => UffdFillError::NoMemory(refused),
-            _ => UffdFillError::NoMemory(Refused::OutOfMemory),
+            FaultError::Pending(page) => UffdFillError::Pending(page),
+            FaultError::Unmapped(addr) => UffdFillError::NotRegistered(addr),
+            FaultError::Denied(addr) => UffdFillError::Unsuitable(addr),
+            FaultError::BeyondEnd(addr) => UffdFillError::NoPage(addr),
+            FaultError::Poisoned(addr) => UffdFillError::NoContents(addr),
+            FaultError::TooManyReferences(addr) => UffdFillError::Busy(addr),
+            FaultError::Uffd(event) => UffdFillError::Busy(event.page),
         }
     }
 }
@@ -161,8 +194,12 @@ impl<P: Platform> Uffd<'_, '_, P> {
     ) -> Result<(), UffdFillStopped> {
         let attrs = if protect { Attrs::UFFD_WP } else { Attrs::empty() };
         let mut orders = u32::MAX;
-        self.fill_range(range, |rest| {
+        let needs = if protect { VmaFlags::UFFD_WP } else { VmaFlags::empty() };
+        self.fill_range(range, needs, |rest, backed| {
             let at = rest.start;
+            if backed == Backed::Shared {
+                return self.insert_and_map(rest, protect, |bytes| contents(at - range.start, bytes));
+            }
             let filled = self.prepare_folio(rest, orders, |bytes| contents(at - range.start, bytes))?;
             let FilledFolio { pfn, order, block: seen } = filled;
             let range = rest.around(at, order as u32 + FRAME_SHIFT);
@@ -180,41 +217,83 @@ impl<P: Platform> Uffd<'_, '_, P> {
 
     /// Implements [`AddressSpace::uffd_zeropage`](crate::space::AddressSpace::uffd_zeropage).
     pub(super) fn uffd_zeropage(self, range: VirtRange) -> Result<(), UffdFillStopped> {
-        self.fill_range(range, |rest| self.fill_block(rest, Fill::Zeros, None))
+        let zeros = |bytes: &mut [u8]| {
+            bytes.fill(0);
+            Ok(())
+        };
+        self.fill_range(range, VmaFlags::empty(), |rest, backed| match backed {
+            Backed::Anonymous => self.fill_block(rest, Fill::Zeros, None),
+            Backed::Shared => self.insert_and_map(rest, false, zeros),
+            // The zero folio can't take the place of a private copy: a write to it would copy the
+            // object's page.
+            Backed::Private => {
+                let FilledFolio { pfn, order, block } = self.prepare_folio(rest, 0, zeros)?;
+                let page = rest.around(rest.start, self.page_shift());
+                let result = self.fill_block(page, Fill::Folio { pfn, order, attrs: Attrs::empty() }, block);
+                if result != Ok(page.end) {
+                    self.machine().put_folio(pfn, 1 << order, 1 << order);
+                }
+                result
+            }
+        })
     }
 
     /// Implements [`AddressSpace::uffd_poison`](crate::space::AddressSpace::uffd_poison).
     pub(super) fn uffd_poison(self, range: VirtRange) -> Result<(), UffdFillStopped> {
-        self.fill_range(range, |rest| self.fill_block(rest, Fill::Poison, None))
+        self.fill_range(range, VmaFlags::empty(), |rest, _| self.fill_block(rest, Fill::Poison, None))
     }
 
-    /// Calls `fill_next` with the rest of `range` until nothing is left. `fill_next` fills the
-    /// beginning of what it gets, and returns the address up to which the range is filled. No lock
-    /// is held between two calls.
+    /// Calls `fill_next` with the rest of `range`, and with the backing of its VMA, until nothing
+    /// is left. The VMA has the flags `needs`. `fill_next` fills the beginning of what it gets, and
+    /// returns the address up to which the range is filled. No lock is held between two calls.
     ///
     /// # Errors
     /// [`UffdFillStopped`], with the first error of `fill_next`, or with nothing filled if `range`
     /// is invalid.
-    fn fill_range(
+    pub(super) fn fill_range(
         self,
         range: VirtRange,
-        mut fill_next: impl FnMut(UserRange) -> Result<u64, UffdFillError>,
+        needs: VmaFlags,
+        mut fill_next: impl FnMut(UserRange, Backed) -> Result<u64, UffdFillError>,
     ) -> Result<(), UffdFillStopped> {
-        let mut rest = UserRange::exact(self.arch(), range).map_err(|bad| {
-            let error = match bad {
-                BadRange::Beyond(_) => UffdFillError::OutOfRange(range),
-                BadRange::Unaligned(_) | BadRange::Overflow => UffdFillError::Unaligned(range),
-            };
-            UffdFillStopped { done: 0, error }
-        })?;
+        let begun = self.exact(range).and_then(|rest| Ok((rest, self.check_vma(rest, needs)?)));
+        let (mut rest, backed) = begun.map_err(|error| UffdFillStopped { done: 0, error })?;
         while !rest.is_empty() {
-            match fill_next(rest) {
+            match fill_next(rest, backed) {
                 Ok(at) => rest = rest.tail(at),
                 Err(error) => return Err(UffdFillStopped { done: rest.start - range.start, error }),
             }
             self.platform().resched();
         }
         Ok(())
+    }
+
+    /// Returns the range of an operation as a [`UserRange`].
+    ///
+    /// # Errors
+    /// [`UffdFillError::Unaligned`], [`UffdFillError::OutOfRange`].
+    pub(super) fn exact(self, range: VirtRange) -> Result<UserRange, UffdFillError> {
+        UserRange::exact(self.arch(), range).map_err(|bad| match bad {
+            BadRange::Beyond(_) => UffdFillError::OutOfRange(range),
+            BadRange::Unaligned(_) | BadRange::Overflow => UffdFillError::Unaligned(range),
+        })
+    }
+
+    /// Checks that one registered VMA covers `range` and has the flags `needs`, and returns its
+    /// backing.
+    ///
+    /// # Errors
+    /// [`UffdFillError::NotRegistered`], [`UffdFillError::Unsuitable`].
+    fn check_vma(self, range: UserRange, needs: VmaFlags) -> Result<Backed, UffdFillError> {
+        let vmas = self.space.read();
+        let vma = uffd_vma_at(&vmas, range.start)?;
+        if !vma.range.covers(&range) {
+            return Err(UffdFillError::NotRegistered(vma.range.end));
+        }
+        if !vma.flags.contains(needs) {
+            return Err(UffdFillError::Unsuitable(range.start));
+        }
+        Ok(Backed::of(vma))
     }
 
     /// Allocates a folio for the beginning of `rest` and has `contents` fill it. The folio has the
@@ -235,6 +314,9 @@ impl<P: Platform> Uffd<'_, '_, P> {
         let at = rest.start;
         let vmas = self.space.read();
         let vma = uffd_vma_at(&vmas, at)?;
+        if Backed::of(vma) == Backed::Shared {
+            return Err(UffdFillError::NotRegistered(at));
+        }
         let orders = orders & Anon::of(self.space).orders(vma);
         let block = match self.find_missing_block(vma, rest, orders) {
             Ok(block) => Some(block),
@@ -320,6 +402,17 @@ impl<P: Platform> Uffd<'_, '_, P> {
         let arch = self.arch();
         let vmas = self.space.read_with(retries);
         let vma = uffd_vma_at(&vmas, rest.start)?;
+        let backed = Backed::of(vma);
+        let fits = match fill {
+            Fill::Folio { .. } => backed != Backed::Shared,
+            Fill::Zeros => backed == Backed::Anonymous,
+            Fill::Poison => true,
+        };
+        // Another VMA may have taken the place of the one that was checked.
+        if !fits {
+            return Err(UffdFillError::NotRegistered(rest.start).into());
+        }
+        let rest = if backed == Backed::Anonymous { rest } else { self.within_object(vma, rest)? };
         let block = match seen {
             Some(block) if vma.state == State::Live && vma.range.covers(&block.range) => block,
             _ => {
@@ -402,12 +495,33 @@ impl<P: Platform> Uffd<'_, '_, P> {
     }
 }
 
-/// Returns the VMA at `addr`, if it is one whose missing pages may be filled: it is registered with
-/// a userfaultfd, and its memory is anonymous.
+/// The backing of a VMA, as fills distinguish it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backed {
+    /// Private anonymous memory.
+    Anonymous,
+    /// An object, of which writes make private copies.
+    Private,
+    /// An object, to which writes go.
+    Shared,
+}
+
+impl Backed {
+    /// Returns the backing of a VMA.
+    fn of(vma: &Vma) -> Self {
+        match (vma.backing.is_anonymous(), vma.backing.is_shared()) {
+            (true, _) => Backed::Anonymous,
+            (false, false) => Backed::Private,
+            (false, true) => Backed::Shared,
+        }
+    }
+}
+
+/// Returns the VMA at `addr`, if it is registered with a userfaultfd.
 ///
 /// # Errors
 /// [`UffdFillError::NotRegistered`]: there is no such VMA.
-fn uffd_vma_at(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
-    let is_registered = |vma: &&Vma| vma.flags.intersects(VmaFlags::UFFD_FLAGS) && vma.backing.is_anonymous();
+pub(super) fn uffd_vma_at(vmas: &Vmas, addr: u64) -> Result<&Vma, UffdFillError> {
+    let is_registered = |vma: &&Vma| vma.flags.intersects(VmaFlags::UFFD_FLAGS);
     vmas.find(addr).filter(is_registered).ok_or(UffdFillError::NotRegistered(addr))
 }

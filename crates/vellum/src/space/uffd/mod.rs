@@ -18,11 +18,15 @@
 //! | `register` | `UFFDIO_REGISTER`, `UFFDIO_UNREGISTER` |
 //! | `write_protect` | `UFFDIO_WRITEPROTECT` |
 //! | `fill` | `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON` |
+//! | `object` | the same in shared memory; `UFFDIO_CONTINUE` |
+//! | `relocate` | `UFFDIO_MOVE` |
 //!
 //! [`fault`](super::fault) handles the faults in registered VMAs.
 
 mod fill;
+mod object;
 mod register;
+mod relocate;
 mod write_protect;
 
 pub use fill::{UffdFillError, UffdFillStopped};
@@ -124,4 +128,35 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn uffd_poison(&self, range: VirtRange) -> Result<(), UffdFillStopped> {
         Uffd::of(self).uffd_poison(range)
     }
+}
+
+/// Maps pages of a registered range of `space` that the object behind their VMA has, and that no
+/// PTE maps (`UFFDIO_CONTINUE`). With `protect`, the pages are write-protected.
+///
+/// # Errors
+/// [`UffdFillStopped`]: the object does not have a page, a PTE maps it, the VMA is not registered
+/// or has no object, or there is no memory.
+pub fn uffd_continue<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    protect: bool,
+) -> Result<(), UffdFillStopped> {
+    Uffd::of(space).uffd_continue(range, protect)
+}
+
+/// Moves the pages of `from` to the missing pages of `to`, both ranges of `space` of the same
+/// length (`UFFDIO_MOVE`). `to` is registered with `uffd`. No memory is copied where whole folios
+/// move. With `holes`, a page that is missing in `from` stays missing in `to`.
+///
+/// # Errors
+/// [`UffdFillStopped`]: a page of `from` is missing, shared or pinned; one of `to` is not missing;
+/// the VMAs are not anonymous memory, writable, and alike; or there is no memory. The pages before
+/// that one are moved.
+pub fn uffd_move<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    uffd: UffdId,
+    [to, from]: [VirtRange; 2],
+    holes: bool,
+) -> Result<(), UffdFillStopped> {
+    Uffd::of(space).uffd_move(uffd, to, from, holes)
 }

@@ -4,6 +4,7 @@ use crate::addr::VirtRange;
 use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
+use crate::page_cache::{Inserts, Object};
 use crate::platform::Platform;
 use crate::vma::{UffdId, Vma, VmaFlags};
 
@@ -22,9 +23,12 @@ pub enum UffdError {
     NoModes,
     /// VMAs don't cover all of the range.
     NotMapped,
-    /// The VMA with this range doesn't support the modes: a VMA that maps a page-cache object
-    /// supports only asynchronous write protection.
+    /// The VMA with this range doesn't support the modes: anonymous memory has no minor faults, and
+    /// a VMA of an object with a store supports only asynchronous write protection.
     Unsupported(VirtRange),
+    /// The VMA with this range may never be made writable, because its object was opened for
+    /// reading only.
+    ReadOnly(VirtRange),
     /// The VMA with this range is registered with another userfaultfd.
     Busy(VirtRange),
     /// Not all of the range is registered for write protection ([`VmaFlags::UFFD_WP`]).
@@ -41,6 +45,7 @@ impl UffdError {
     pub const fn errno(&self) -> Errno {
         match self {
             UffdError::Busy(_) => Errno::EBUSY,
+            UffdError::ReadOnly(_) => Errno::EPERM,
             UffdError::NotRegistered => Errno::ENOENT,
             UffdError::TooManyVmas | UffdError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
@@ -56,14 +61,14 @@ impl core::fmt::Display for UffdError {
             }
             UffdError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             UffdError::NoModes => {
-                f.write_str("no userfaultfd mode: pass UFFD_MISSING or UFFD_WP, and UFFD_WP_ASYNC only with UFFD_WP")
+                f.write_str("no userfaultfd mode: pass UFFD_MISSING, UFFD_MINOR or UFFD_WP, UFFD_WP_ASYNC with UFFD_WP")
             }
             UffdError::NotMapped => f.write_str("VMAs do not cover all of the range: map it first"),
             UffdError::Unsupported(range) => {
-                write!(
-                    f,
-                    "the VMA {range:?} maps a page-cache object: register it for asynchronous write protection only"
-                )
+                write!(f, "the VMA {range:?} supports other modes only: minor faults need an object without a store")
+            }
+            UffdError::ReadOnly(range) => {
+                write!(f, "the VMA {range:?} may never be writable: open its object for writing, and map it again")
             }
             UffdError::Busy(range) => {
                 write!(f, "the VMA {range:?} is registered with another userfaultfd: unregister it there first")
@@ -107,13 +112,12 @@ impl<P: Platform> Uffd<'_, '_, P> {
         if !vmas.covers(self.platform(), range) {
             return Err(UffdError::NotMapped);
         }
-        // True if a fault in a VMA with these modes may return an event, for which the faulting
-        // thread waits until the userfaultfd's owner has handled it. Only anonymous VMAs support
-        // events.
-        let has_events = modes.contains(VmaFlags::UFFD_MISSING) || !modes.contains(VmaFlags::UFFD_WP_ASYNC);
         for vma in vmas.overlapping(self.platform(), range) {
-            if has_events && !vma.backing.is_anonymous() {
+            if !self.supports(vma, modes) {
                 return Err(UffdError::Unsupported(*vma.range));
+            }
+            if vma.backing.is_shared() && !vma.backing.may_write() {
+                return Err(UffdError::ReadOnly(*vma.range));
             }
             if vma.uffd.is_some_and(|other| other != uffd) {
                 return Err(UffdError::Busy(*vma.range));
@@ -149,6 +153,17 @@ impl<P: Platform> Uffd<'_, '_, P> {
             self.clear_wp(part);
             rest = rest.tail(part.end);
         }
+    }
+
+    /// Returns whether a VMA supports the modes. The caller holds the VMA lock.
+    fn supports(self, vma: &Vma, modes: VmaFlags) -> bool {
+        if vma.backing.is_anonymous() {
+            return !modes.contains(VmaFlags::UFFD_MINOR);
+        }
+        // SAFETY: the VMA maps an object, and keeps its reference to it as long as the caller holds
+        // the VMA lock.
+        let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        modes == VmaFlags::UFFD_WP | VmaFlags::UFFD_WP_ASYNC || Inserts(&object).are_possible()
     }
 
     /// Checks that `range` is not empty, in whole pages, and in the user half.

@@ -179,8 +179,9 @@ impl<P: Platform> Madvise<'_, '_, P> {
         Ok(vmas.covers(self.platform(), range))
     }
 
-    /// Zaps what is left in `rest`, except guard markers, until `more` returns false. Faults go on
-    /// while this runs. Looks the VMAs up again after each piece.
+    /// Zaps what is left in `rest`, except what outlives the contents ([`Keep::contents_of`]),
+    /// until `more` returns false. Faults go on while this runs. Looks the VMAs up again after each
+    /// piece.
     ///
     /// # Errors
     /// [`AdviseError::Locked`] at the first locked VMA (`mlock`), unless `locked_too`.
@@ -193,7 +194,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             if vma.flags.contains(VmaFlags::LOCKED) && !locked_too {
                 return Err(AdviseError::Locked(*vma.range));
             }
-            Ok(Zap::of(self.space).piece(part, Keep::Guards, &mut gather)?)
+            Ok(Zap::of(self.space).piece(part, Keep::contents_of(vma), &mut gather)?)
         })
     }
 

@@ -26,8 +26,10 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         if removed.is_empty() {
             return;
         }
-        let keep =
-            |vma: &Vma| Some(if removed.even_cows || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies });
+        let keep = |vma: &Vma| {
+            let all = removed.even_cows || vma.backing.is_shared();
+            Some(if all { Keep::contents_of(vma) } else { Keep::Copies })
+        };
         self.unmap_pages(object, removed.first..removed.end, keep);
     }
 

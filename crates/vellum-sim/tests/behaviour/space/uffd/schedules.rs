@@ -106,7 +106,7 @@ fn no_write_is_lost_on_missing_pages() {
 }
 
 fn is_told(page: u64, access: Access, what: UffdMode) -> Fault<FaultError> {
-    Fault::Handler(FaultError::Uffd(UffdEvent { uffd: UFFD, page: at(page), access, mode: what }))
+    Fault::Handler(FaultError::Uffd(UffdEvent { uffd: UFFD, page: at(page), addr: at(page), access, mode: what }))
 }
 
 /// A write-protected page is not written until it is unprotected.

@@ -7,7 +7,7 @@ use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
 use vellum::space::{
-    Access, Advise, Categories, FaultError, Limits, MapFlags, MapRequest, Region, RemapFlags, RemapRequest, Scan,
+    self, Access, Advise, Categories, FaultError, Limits, MapFlags, MapRequest, Region, RemapFlags, RemapRequest, Scan,
     ScanError, UffdError, UffdEvent, UffdFillError, UffdFillStopped, UffdMode,
 };
 use vellum::swap::Compressed;
@@ -73,7 +73,18 @@ impl<A: Silicon> Bench<'_, A> {
     }
 
     fn told(&self, page: u64, access: Access, what: UffdMode) -> Fault<FaultError> {
-        Fault::Handler(FaultError::Uffd(UffdEvent { uffd: UFFD, page: self.at(page), access, mode: what }))
+        self.told_at(self.at(page), access, what)
+    }
+
+    /// Returns the event of an access to an address.
+    fn told_at(&self, addr: u64, access: Access, what: UffdMode) -> Fault<FaultError> {
+        Fault::Handler(FaultError::Uffd(UffdEvent {
+            uffd: UFFD,
+            page: addr & !(self.page - 1),
+            addr,
+            access,
+            mode: what,
+        }))
     }
 
     /// Returns the result of a store that raises an event.
@@ -160,7 +171,7 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
     on.watch(VmaFlags::UFFD_MISSING);
     for access in [Access::Read, Access::Write] {
         let told = on.space.fault(on.at(3) + 5, access).map_err(Fault::Handler);
-        assert_eq!(told, Err(on.told(3, access, UffdMode::Missing)));
+        assert_eq!(told, Err(on.told_at(on.at(3) + 5, access, UffdMode::Missing)));
     }
     assert_eq!(on.held(), [0; 3], "nothing was changed");
     on.fill(3, 1, false).unwrap();
@@ -453,13 +464,16 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     let shared = VirtRange { start: on.at(100), end: on.at(101) };
     on.space.map(MapRequest { addr: shared.start, len: on.page, prot: RW, flags }).unwrap();
     let watch = |range, by, what| on.space.uffd_register(range, by, what);
-    assert_eq!(watch(shared, UFFD, VmaFlags::UFFD_MISSING), Err(UffdError::Unsupported(shared)));
-    assert_eq!(watch(shared, UFFD, VmaFlags::UFFD_WP), Err(UffdError::Unsupported(shared)));
+    assert_eq!(watch(on.all(), UFFD, VmaFlags::UFFD_MINOR), Err(UffdError::Unsupported(on.all())));
     assert_eq!(watch(on.pages(60, 10), UFFD, LATER), Err(UffdError::NotMapped));
     assert_eq!(watch(on.all(), UFFD, VmaFlags::UFFD_WP_ASYNC), Err(UffdError::NoModes));
     watch(on.pages(8, 8), UFFD, VmaFlags::UFFD_MISSING).unwrap();
     assert_eq!(watch(on.all(), OTHER, VmaFlags::UFFD_MISSING), Err(UffdError::Busy(on.pages(8, 8))));
     assert_eq!(on.space.uffd_write_protect(on.pages(8, 8), true), Err(UffdError::NotRegistered));
+    let stopped = |error| Err(UffdFillStopped { done: 0, error });
+    assert_eq!(on.fill(8, 1, true), stopped(UffdFillError::Unsuitable(on.at(8))), "no write protection");
+    assert_eq!(on.space.uffd_zeropage(on.pages(14, 4)), stopped(UffdFillError::NotRegistered(on.at(16))));
+    assert_eq!(space::uffd_continue(&on.space, on.pages(8, 1), false), stopped(UffdFillError::Unsuitable(on.at(8))));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
     assert_eq!(watch(odd, UFFD, LATER), Err(UffdError::Unaligned(odd)));
     // Asynchronous write protection works in shared memory.
