@@ -84,6 +84,8 @@ pub struct Thread {
     pub blocks_creator: AtomicBool,
     /// True if the thread has called [`Self::begin_exit`].
     left: AtomicBool,
+    /// True while only a fatal signal ends the thread's wait.
+    pub is_uninterruptible: AtomicBool,
     /// The CPU that runs the thread in user mode, or [`NOT_IN_USER`].
     pub(super) user_cpu: AtomicUsize,
     /// The cause of the kernel's work for this thread.
@@ -126,6 +128,7 @@ impl Thread {
             alerted: AtomicBool::new(true),
             alerts: Queue::new(),
             blocks_creator: AtomicBool::new(false),
+            is_uninterruptible: AtomicBool::new(false),
             left: AtomicBool::new(false),
             user_cpu: AtomicUsize::new(NOT_IN_USER),
             cause: cause::Last::new(),
@@ -371,7 +374,10 @@ impl Thread {
     ///
     /// `EINTR`: the thread is to end, or a fatal signal arrived.
     pub async fn killable<T>(&self, what: impl Future<Output = T>) -> Result<T, Errno> {
-        self.wait_unless(|| deliver::is_dying(self), what, None).await
+        self.is_uninterruptible.store(true, Ordering::Relaxed);
+        let outcome = self.wait_unless(|| deliver::is_dying(self), what, None).await;
+        self.is_uninterruptible.store(false, Ordering::Relaxed);
+        outcome
     }
 
     /// Waits for `what`, regardless of signals, until the thread is to end.

@@ -10,6 +10,7 @@ pub enum State {
     #[default]
     Running,
     Sleeping,
+    Uninterruptible,
     Stopped,
     Traced,
     Zombie,
@@ -20,6 +21,7 @@ impl State {
         match self {
             State::Running => 'R',
             State::Sleeping => 'S',
+            State::Uninterruptible => 'D',
             State::Stopped => 'T',
             State::Traced => 't',
             State::Zombie => 'Z',
@@ -30,6 +32,7 @@ impl State {
         match self {
             State::Running => "R (running)",
             State::Sleeping => "S (sleeping)",
+            State::Uninterruptible => "D (disk sleep)",
             State::Stopped => "T (stopped)",
             State::Traced => "t (tracing stop)",
             State::Zombie => "Z (zombie)",

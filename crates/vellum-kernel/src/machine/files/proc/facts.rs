@@ -192,6 +192,7 @@ fn state(process: &Process, thread: Option<&Arc<Thread>>) -> State {
         None => State::Zombie,
         Some(thread) if thread.trace.lock().halted().is_some() => State::Traced,
         Some(_) if process.is_stopped() => State::Stopped,
+        Some(thread) if thread.sleeps() && thread.is_uninterruptible.load(Relaxed) => State::Uninterruptible,
         Some(thread) if thread.sleeps() => State::Sleeping,
         Some(_) => State::Running,
     }

@@ -104,11 +104,13 @@ struct Processes;
 
 impl DynamicEntries for Processes {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        // A TID names the directory of its process too, as on Linux.
         let number = parse::numeric_name(name)?;
-        let process =
-            processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;
-        process::directory(&process).ok().map(|directory| directory as Arc<dyn Inode>)
+        // A TID names a directory too, which is not listed, as on Linux.
+        let directory = match processes::find(number) {
+            Some(process) => process::directory(&process),
+            None => process::thread_directory(&processes::find_thread(number)?),
+        };
+        directory.ok().map(|directory| directory as Arc<dyn Inode>)
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {

@@ -129,6 +129,25 @@ pub fn directory(process: &Arc<Process>) -> Result<Arc<PseudoDirectory>, Errno> 
     made.cloned()
 }
 
+/// Returns a thread's directory, and creates it if needed.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn thread_directory(thread: &Arc<Thread>) -> Result<Arc<PseudoDirectory>, Errno> {
+    let above = directory(&thread.process)?;
+    let made = thread.proc_directory.call_once(|| {
+        let process = Arc::downgrade(&thread.process);
+        let subject = Subject { process, thread: Some(Arc::downgrade(thread)) };
+        let parent = above.subdirectory("task").as_ref().map(Arc::downgrade);
+        let first = thread_inode(thread.tid);
+        let system = PseudoFs { number: Some(first), ..above.system() };
+        let entries = Entries { system, first, subject };
+        PseudoDirectory::with_weak_parent(system, parent, Some(Box::new(entries)))
+    });
+    Ok(made.clone())
+}
+
 /// Returns the owner of a process's files: the process's user.
 fn owner(pid: u32) -> Owner {
     let own = find(pid).and_then(|process| process.credentials());
@@ -214,16 +233,7 @@ impl DynamicEntries for Threads {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let number = numeric_name(name)?;
         let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
-        let above = directory(&thread.process).ok()?;
-        let made = thread.proc_directory.call_once(|| {
-            let subject = Subject { process: self.0.clone(), thread: Some(Arc::downgrade(&thread)) };
-            let parent = above.subdirectory("task").as_ref().map(Arc::downgrade);
-            let first = thread_inode(number);
-            let system = PseudoFs { number: Some(first), ..above.system() };
-            let entries = Entries { system, first, subject };
-            PseudoDirectory::with_weak_parent(system, parent, Some(Box::new(entries)))
-        });
-        Some(made.clone())
+        thread_directory(&thread).ok().map(|directory| directory as Arc<dyn Inode>)
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
