@@ -2,7 +2,7 @@
 
 use super::root::Roots;
 use super::stream;
-use super::{Host, begin, cgroupfs, ext4, proc, sys, terminals};
+use super::{Host, begin, cgroupfs, ext4, proc, sys, terminals, uffd};
 use crate::arch::random::random;
 use crate::mem::storage_task;
 use crate::task::time;
@@ -53,6 +53,9 @@ pub fn init(roots: Roots) -> Result<(), Errno> {
         view.make(path, Kind::Char, 0o666, number, &[])?;
         names.add_device(number, file)?;
     }
+    // Only processes that may open the file may create a userfaultfd for faults of the kernel.
+    view.make(b"/dev/userfaultfd", Kind::Char, 0o600, number::USERFAULTFD, &[])?;
+    names.add_device(number::USERFAULTFD, Arc::new(uffd::Factory))?;
     terminals::add_drivers(&names)?;
     let terminals: [(&[u8], Device, u32); 3] = [
         (b"/dev/tty", number::TTY, 0o666),

@@ -15,12 +15,14 @@
 //! | [`proc`] | `/proc` |
 //! | [`mod@sys`] | `/sys` |
 //! | [`cgroupfs`] | the cgroup2 file system |
+//! | [`descriptors`] | adds open files to a thread's table |
 //! | [`uffd`] | userfaultfd files |
 //! | [`shm`] | System V shared memory segments |
 
 pub mod block;
 pub mod cgroupfs;
 pub mod contents;
+pub mod descriptors;
 pub mod ext4;
 pub mod kinds;
 pub mod mount;

@@ -10,14 +10,14 @@ use crate::arch::{cpu, interrupts};
 use crate::mem::percpu;
 use crate::mem::spaces::{self, Registration};
 use crate::mem::thread::failed;
-use crate::mem::uffd::Uffd;
+use crate::mem::uffd::{Messages, Uffd};
 use crate::mem::{self, Space};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
@@ -25,7 +25,7 @@ use vellum::memcg::MayBeRefused;
 use vellum::memcg::MemcgId;
 use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
-use vellum::space::{Advise, Limits};
+use vellum::space::{Advise, Limits, fork_with_uffds};
 use vellum::vma::{UffdId, Vma};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::names::MappedFile;
@@ -54,6 +54,8 @@ pub struct UserSpace {
     pub uffds: Mutex<Uffds>,
     /// The address of the shared object with the clocks ([`mem::vdso`]); 0 if it is not mapped.
     pub vdso: AtomicU64,
+    /// True once one of the userfaultfds has asked for events of changes.
+    pub has_uffd_events: AtomicBool,
     /// The number of processes that use this space (Linux: `mm_users`).
     users: AtomicUsize,
     /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
@@ -117,6 +119,16 @@ impl Uffds {
         self.0.get(&number.0)?.upgrade()
     }
 
+    /// Registers a forked userfaultfd under the number of its parent's.
+    pub fn insert(&mut self, uffd: &Arc<Uffd>) {
+        self.0.insert(uffd.number.0, Arc::downgrade(uffd));
+    }
+
+    /// Returns the userfaultfds that are not being closed.
+    pub fn all(&self) -> impl Iterator<Item = Arc<Uffd>> {
+        self.0.values().filter_map(Weak::upgrade)
+    }
+
     /// Forgets a userfaultfd that is being closed.
     pub fn remove(&mut self, number: UffdId) {
         self.0.remove(&number.0);
@@ -135,10 +147,22 @@ impl UserSpace {
             image: Mutex::default(),
             uffds: Mutex::default(),
             vdso: AtomicU64::new(0),
+            has_uffd_events: AtomicBool::new(false),
             users: AtomicUsize::new(0),
             mapped: Mutex::default(),
             names: Mutex::default(),
         }
+    }
+
+    /// Returns the messages of a userfaultfd, if it has one of these `UFFD_FEATURE_` bits.
+    pub fn uffd_messages(&self, number: UffdId, feature: u32) -> Option<Arc<Messages>> {
+        let uffd = self.uffds.lock().find(number).filter(|uffd| uffd.has(feature));
+        uffd.map(|uffd| uffd.messages.clone())
+    }
+
+    /// Returns whether a process uses the space.
+    pub fn is_used(&self) -> bool {
+        self.users.load(Relaxed) > 0
     }
 
     /// Unregisters all userfaultfds from the VMAs in a range, after `mremap` moved the VMAs into
@@ -224,13 +248,15 @@ impl UserSpace {
         EMPTY.get().expect("space::init must be called before UserSpace::empty").clone()
     }
 
-    /// Creates a child's copy of this space (`fork`).
+    /// Creates a child's copy of this space (`fork`). Its VMAs stay registered with the
+    /// userfaultfds `follow`.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub fn fork(&self) -> Result<Self, Errno> {
-        let engine = self.engine.fork().map_err(|error| failed(error.refused(), error.errno()))?;
+    pub fn fork(&self, follow: &[Arc<Uffd>]) -> Result<Self, Errno> {
+        let keeps = |number| follow.iter().any(|uffd| uffd.number == number);
+        let engine = fork_with_uffds(&self.engine, keeps).map_err(|error| failed(error.refused(), error.errno()))?;
         mem::map_kernel(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let names = self.names.lock().copy()?;
@@ -244,6 +270,7 @@ impl UserSpace {
             image: Mutex::new(image),
             uffds: Mutex::default(),
             vdso: AtomicU64::new(self.vdso.load(Relaxed)),
+            has_uffd_events: AtomicBool::new(false),
             users: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
             names: Mutex::new(names),

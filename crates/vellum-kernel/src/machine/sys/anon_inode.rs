@@ -3,7 +3,7 @@
 
 use super::Answer;
 use super::file::{add, add_pair};
-use crate::files::{self, uffd};
+use crate::files::{self, proc, uffd};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -50,13 +50,10 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
 /// Implements `userfaultfd`.
 pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
     let flags = flags as u32;
-    if flags & abi::UFFD_USER_MODE_ONLY == 0 {
+    if flags & abi::UFFD_USER_MODE_ONLY == 0 && !proc::permits_userfaultfd() {
         thread.credentials().needs(abi::CAP_SYS_PTRACE)?;
     }
-    if flags & !(abi::UFFD_USER_MODE_ONLY | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    add(thread, uffd::open(thread, flags)?, flags)
+    uffd::create(thread, flags)
 }
 
 /// Implements `eventfd2`.

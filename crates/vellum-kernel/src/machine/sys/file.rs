@@ -5,6 +5,7 @@ use super::sync::write_pages;
 use super::{Answer, interface, lock, terminal};
 use crate::files;
 use crate::files::contents;
+pub use crate::files::descriptors::{add, limit};
 use crate::files::user::UserBytes;
 use crate::mem::{Object, uaccess};
 use crate::task::Thread;
@@ -31,19 +32,6 @@ pub fn object_of(open: &Open) -> Option<Object> {
         Mappable::Pages(pages) => contents::object_of(&pages).cloned(),
         _ => None,
     }
-}
-
-/// Returns the thread's `RLIMIT_NOFILE`: one more than the highest descriptor allowed.
-pub fn limit(thread: &Thread) -> u64 {
-    thread.process.limits.lock()[abi::RLIMIT_NOFILE as usize][0]
-}
-
-/// Adds a descriptor for an open file and returns its number. `O_CLOEXEC` in `flags` counts.
-pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
-    let slot = Slot { open, close_on_exec: flags & abi::O_CLOEXEC != 0 };
-    let limit = limit(thread);
-    let added = thread.files().table.lock().add(slot, 0, limit);
-    added.map(u64::from)
 }
 
 /// Adds descriptors for the two ends of a pipe, or a pair of sockets, and writes their numbers to

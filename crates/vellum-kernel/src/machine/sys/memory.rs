@@ -8,12 +8,14 @@ use crate::files::{contents, proc};
 use crate::mem::memcgs;
 use crate::mem::spaces::All;
 use crate::mem::thread::{BlockedOn, failed, fault_failed};
+use crate::mem::uffd::Notices;
 use crate::mem::{Object, UserSpace, uaccess, vdso};
+use crate::task::blocked::notify;
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
-use vellum::addr::{FRAME_SIZE, VirtRange, align_up};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;
 use vellum::page_cache::ObjectError;
 use vellum::space::{
@@ -78,6 +80,10 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     }
     wanted.set(MapFlags::SHARED, shared);
     let memory = thread.memory();
+    let mut notices = Notices::default();
+    if flags & abi::MAP_FIXED != 0 {
+        notices.unmap(&memory, addr, len)?;
+    }
     let mut request = MapRequest { addr, len, prot, flags: wanted };
     let mapped = if flags & abi::MAP_ANONYMOUS != 0 {
         memory.engine.map(request)
@@ -110,6 +116,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         }
     };
     let to = mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+    notify(thread, notices).await;
     populate(thread, to, len, flags & abi::MAP_POPULATE != 0).await?;
     Ok(to)
 }
@@ -148,8 +155,13 @@ async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: 
 }
 
 /// Implements `munmap`.
-pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
-    thread.memory().engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+pub async fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
+    let memory = thread.memory();
+    let mut notices = Notices::default();
+    notices.unmap(&memory, addr, len)?;
+    memory.engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno()))?;
+    notify(thread, notices).await;
+    Ok(0)
 }
 
 /// Implements `mprotect`.
@@ -159,15 +171,37 @@ pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
 }
 
 /// Implements `mremap`.
-pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
+pub async fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
     let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
     let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
     let memory = thread.memory();
+    let (mut early, mut notices) = (Notices::default(), Notices::default());
+    if flags.contains(RemapFlags::FIXED) {
+        early.unmap(&memory, new_addr, new_len)?;
+    }
+    notices.remap(&memory, addr, old_len)?;
+    if !flags.contains(RemapFlags::DONTUNMAP) {
+        notices.unmap(&memory, addr, old_len)?;
+    }
+    let mut shrinks = Notices::default();
+    if new_len < old_len {
+        let kept = align_up(new_len, FRAME_SHIFT).unwrap_or(new_len);
+        shrinks.unmap(&memory, addr.wrapping_add(kept), old_len.saturating_sub(kept))?;
+    }
     let to = memory.engine.remap(request).map_err(|error| failed(error.refused(), error.errno()))?;
     if to != addr {
-        memory.unregister_uffds(to, new_len);
+        if !notices.has_remap() {
+            memory.unregister_uffds(to, new_len);
+        }
         // A thread of the program that moves the same VMA meanwhile has no right answer.
         memory.vdso.store(vdso::moved(memory.vdso.load(Relaxed), addr, old_len.max(1), to), Relaxed);
+        notices.moved(to);
+        drop(shrinks);
+        notify(thread, early).await;
+        notify(thread, notices).await;
+    } else {
+        drop((early, notices));
+        notify(thread, shrinks).await;
     }
     Ok(to)
 }
@@ -183,6 +217,10 @@ pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> 
 ///
 /// Those of `madvise`.
 pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
+    const DROPS: [u32; 4] = [abi::MADV_REMOVE, abi::MADV_DONTNEED, abi::MADV_DONTNEED_LOCKED, abi::MADV_FREE];
+    if DROPS.contains(&(advice as u32)) && memory.has_uffd_events.load(Relaxed) && addr.is_multiple_of(FRAME_SIZE) {
+        notify_of_removal(thread, memory, addr, len).await?;
+    }
     let advice = match advice as u32 {
         abi::MADV_REMOVE => return remove(memory, addr, len),
         abi::MADV_NORMAL => Advise::Reads(Expected::Unknown),
@@ -225,6 +263,22 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
     let advised = by_pieces(thread, piece).await;
     let objects = if advice == Advise::Collapse { collapse_objects(thread, memory, addr, len).await } else { Ok(0) };
     advised.and(objects)
+}
+
+/// Notifies userfaultfds that contents are about to be dropped, VMA by VMA.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+async fn notify_of_removal(thread: &Thread, memory: &UserSpace, addr: u64, len: u64) -> Result<(), Errno> {
+    let end = align_up(len, FRAME_SHIFT).and_then(|len| addr.checked_add(len)).unwrap_or(addr);
+    let mut at = addr;
+    loop {
+        let mut notices = Notices::default();
+        let Some(next) = notices.remove(memory, at, end)? else { return Ok(()) };
+        notify(thread, notices).await;
+        at = next;
+    }
 }
 
 /// Collapses the pages of files in a range whose private memory `MADV_COLLAPSE` has collapsed.
@@ -393,7 +447,16 @@ pub async fn msync(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
 
 /// Implements `brk`: moves the end of the heap. Returns the end, unchanged if it cannot be moved.
 pub async fn brk(thread: &Arc<Thread>, end: u64) -> Answer {
-    let (end, grown) = move_end(&thread.memory(), end);
+    let memory = thread.memory();
+    let (old, kept) = (memory.heap.lock().end, end.checked_next_multiple_of(FRAME_SIZE).unwrap_or(end));
+    let mut notices = Notices::default();
+    if end < old {
+        notices.unmap(&memory, kept, old.saturating_sub(kept))?;
+    }
+    let (end, grown) = move_end(&memory, end);
+    if end < old {
+        notify(thread, notices).await;
+    }
     if let Some((from, len)) = grown {
         populate(thread, from, len, false).await?;
     }

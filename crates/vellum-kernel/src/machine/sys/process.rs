@@ -8,7 +8,9 @@ use crate::arch::serial::println;
 use crate::arch::serial::stdio;
 use crate::files::{self, cgroupfs, terminals};
 use crate::mem::spaces;
+use crate::mem::uffd::Notices;
 use crate::mem::{self, UserSpace, space, uaccess};
+use crate::task::blocked::notify;
 use crate::task::context::Context;
 use crate::task::deliver::is_dying;
 use crate::task::life::Life;
@@ -123,9 +125,14 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     let counted = count_one(thread)?;
     let memory = thread.memory();
-    let memory = match has(abi::CLONE_VM) {
-        true => memory,
-        false => spaces::register(memory.fork()?),
+    let (memory, notices) = match has(abi::CLONE_VM) {
+        true => (memory, Notices::default()),
+        false => {
+            let follow = Notices::followers(&memory)?;
+            let child = spaces::register(memory.fork(&follow)?);
+            let notices = Notices::fork(follow, &child)?;
+            (child, notices)
+        }
     };
     thread.save_extended();
     // SAFETY: a system call runs in the thread's own future.
@@ -186,6 +193,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     let new = Thread::new(tid, &process, context, counted, Some(thread));
+    notify(thread, notices).await;
     start(thread, new, &wanted).await;
     Ok(tid.into())
 }

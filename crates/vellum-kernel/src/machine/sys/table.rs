@@ -74,9 +74,9 @@ system_calls! {
     (thread, a);
     everywhere {
         __NR_mmap: Partial("no MAP_HUGETLB") => memory::mmap(thread, a).await;
-        __NR_munmap: Full => memory::munmap(thread, a[0], a[1]);
+        __NR_munmap: Full => memory::munmap(thread, a[0], a[1]).await;
         __NR_mprotect: Partial("no PROT_GROWSDOWN, no protection keys") => memory::mprotect(thread, a[0], a[1], a[2]);
-        __NR_mremap: Full => memory::mremap(thread, a);
+        __NR_mremap: Full => memory::mremap(thread, a).await;
         __NR_remap_file_pages: Full => memory::remap_file_pages(thread, a).await;
         __NR_mlock: Full => memory::mlock(thread, a[0], a[1], 0).await;
         __NR_mlock2: Full => memory::mlock(thread, a[0], a[1], a[2]).await;
@@ -154,7 +154,7 @@ system_calls! {
             => epoll::wait(thread, [a[0], a[1], a[2]], select::deadline_at(thread, a[3])?, [a[4], a[5]]).await;
         __NR_cachestat: Partial("files in memory; no counts of writeback or of recently evicted pages")
             => file::cachestat(thread, a[0], a[1], a[2], a[3]);
-        __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")
+        __NR_userfaultfd: Partial("no read-write protection (UFFD_FEATURE_RWP), no huge pages")
             => anon_inode::userfaultfd(thread, a[0]);
         __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting")
             => anon_inode::eventfd(thread, a[0], a[1]);

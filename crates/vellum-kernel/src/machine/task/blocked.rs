@@ -3,10 +3,10 @@
 
 use crate::mem::storage::{self, Outcome};
 use crate::mem::thread::BlockedOn;
+use crate::mem::uffd::Notices;
 use crate::mem::{UserSpace, heap, machine};
-use crate::task::{Thread, executor, oom};
+use crate::task::{Thread, deliver, executor, oom};
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::memcg::Refused;
 use vellum::space::{Access, FaultError, UffdEvent, UffdMode};
@@ -68,26 +68,46 @@ async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: U
         executor::yield_now().await;
         return true;
     };
-    if in_kernel && uffd.user_only {
+    if in_kernel && uffd.flags & abi::UFFD_USER_MODE_ONLY != 0 || uffd.has(abi::UFFD_FEATURE_SIGBUS) {
         return false;
     }
     let flag = |bit, is| if is { u64::from(bit) } else { 0 };
     let flags = flag(abi::UFFD_PAGEFAULT_FLAG_WRITE, watched.access == Access::Write)
-        | flag(abi::UFFD_PAGEFAULT_FLAG_WP, watched.mode == UffdMode::Write);
-    let reports_thread = uffd.features.load(Relaxed) & u64::from(abi::UFFD_FEATURE_THREAD_ID) != 0;
-    let fault = Fault { address: watched.page, flags, thread: if reports_thread { thread.tid } else { 0 } };
-    let faults = uffd.faults.clone();
+        | flag(abi::UFFD_PAGEFAULT_FLAG_WP, watched.mode == UffdMode::Write)
+        | flag(abi::UFFD_PAGEFAULT_FLAG_MINOR, watched.mode == UffdMode::Minor);
+    let fault = Fault {
+        address: if uffd.has(abi::UFFD_FEATURE_EXACT_ADDRESS) { watched.addr } else { watched.page },
+        flags,
+        thread: if uffd.has(abi::UFFD_FEATURE_THREAD_ID) { thread.tid } else { 0 },
+    };
+    let messages = uffd.messages.clone();
     drop(uffd);
-    let Ok(number) = faults.add(fault) else {
+    let Ok(number) = messages.add(fault) else {
         executor::yield_now().await;
         return true;
     };
-    let again = memory.engine.fault(watched.page, watched.access);
+    let again = memory.engine.fault(watched.addr, watched.access);
     if again == Err(FaultError::Uffd(watched)) {
         // If a signal ends the wait, the signal is delivered first. The access is then retried, and
         // its fault reported to the program again.
-        let _ = thread.interruptible(faults.wait_until_resolved(number), None).await;
+        let _ = thread.interruptible(messages.wait_until_gone(number), None).await;
     }
-    faults.remove(number);
+    messages.remove(number);
     true
+}
+
+/// Notifies userfaultfds of changes of an address space, one after the other: waits until the
+/// program has read each event, or closes the userfaultfd, or the thread is to end.
+pub async fn notify(thread: &Thread, notices: Notices) {
+    for notice in notices.0 {
+        let number = loop {
+            match notice.messages.add_event(notice.event.clone()) {
+                Ok(number) => break number,
+                Err(_) if deliver::is_dying(thread) => return,
+                Err(_) => executor::yield_now().await,
+            }
+        };
+        let _ = thread.killable(notice.messages.wait_until_gone(number)).await;
+        notice.messages.remove(number);
+    }
 }

@@ -225,9 +225,9 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) | FaultError::Pending(_) => {
             (abi::SIGBUS, abi::BUS_ADRERR)
         }
+        // A userfaultfd that resolves no faults (`UFFD_FEATURE_SIGBUS`).
+        FaultError::Uffd(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
-        // No signal: the thread repeats the access once the program has resolved the fault.
-        FaultError::Uffd(_) => return,
         FaultError::NoMemory(_) => {
             let process = &thread.process;
             println!("out of memory: killed process {}: {error}, and no process is left to kill", process.pid);

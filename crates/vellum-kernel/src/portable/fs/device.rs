@@ -22,6 +22,7 @@ pub mod number {
     pub const RANDOM: Device = Device { major: 1, minor: 8 };
     pub const URANDOM: Device = Device { major: 1, minor: 9 };
     pub const TTY: Device = Device { major: 5, minor: 0 };
+    pub const USERFAULTFD: Device = Device { major: 10, minor: 126 };
     pub const CONSOLE: Device = Device { major: 5, minor: 1 };
     pub const PTMX: Device = Device { major: 5, minor: 2 };
 }

@@ -20,7 +20,7 @@ mod scan;
 pub mod settings;
 mod system;
 
-pub use settings::most_vmas;
+pub use settings::{most_vmas, permits_userfaultfd};
 pub use system::meminfo_of_node;
 
 use crate::task::{Thread, process as processes};

@@ -34,7 +34,7 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
 }
 
 /// The numbers of `vm`.
-static MEMORY: [Setting; 21] = [
+static MEMORY: [Setting; 22] = [
     setting("compaction_proactiveness", 20, 0, 100),
     setting("dirty_background_bytes", 0, 1, u64::MAX),
     setting("dirty_background_ratio", writeback::Settings::USUAL.ratios[0], 0, 100),
@@ -55,6 +55,7 @@ static MEMORY: [Setting; 21] = [
     setting("page-cluster", 3, 0, 31),
     setting("panic_on_oom", 0, 0, 0),
     setting("swappiness", 60, 60, 60),
+    setting("unprivileged_userfaultfd", 0, 0, 1),
     setting("vfs_cache_pressure", 100, 0, u64::MAX),
     setting("watermark_scale_factor", 10, 1, 3000),
 ];
@@ -199,6 +200,12 @@ fn memory(name: &str) -> u64 {
 /// Returns the most VMAs that an address space may have (`max_map_count`).
 pub fn most_vmas() -> usize {
     memory("max_map_count") as usize
+}
+
+/// Returns whether any process may create a userfaultfd for faults that the kernel takes
+/// (`unprivileged_userfaultfd`).
+pub fn permits_userfaultfd() -> bool {
+    memory("unprivileged_userfaultfd") != 0
 }
 
 /// Applies the written limits to the address spaces of all running processes.
