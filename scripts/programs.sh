@@ -168,6 +168,8 @@ our_programs() {
     expect 0 frames guest --smp 2 -- "$1/frames" </dev/null
     expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
     expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
+    expect 0 userfaultfd guest -- "$1/userfaultfd" </dev/null
+    expect 0 "userfaultfd on four processors" guest --smp 4 -- "$1/userfaultfd" </dev/null
     expect 0 copies guest --smp 2 -- "$1/copies" </dev/null
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
     expect 0 prctl guest --smp 4 -- "$1/prctl" </dev/null
