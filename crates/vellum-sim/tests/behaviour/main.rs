@@ -135,6 +135,7 @@ mod space {
             mod fork_schedules;
             #[cfg(feature = "shuttle")]
             mod schedules;
+            mod strict;
         }
         mod pageout {
             mod strict;

@@ -277,20 +277,21 @@ impl<P: Platform> LockedTable<'_, '_, P> {
 
     /// Clears the PTEs of a run that was read under this lock, up to the first folio with a dirty
     /// PTE, which stays mapped. Returns what was cleared, perhaps nothing. For lazyfree folios.
+    /// With `dirty_too` clears all PTEs of the run.
     ///
     /// The atomic exchange of a PTE decides whether the page is dirty (INV-6): hardware sets the
     /// dirty bit either before the exchange, and then the PTE is put back, or after it, and then
     /// the CPU finds the entry empty and faults. A CPU with a writable translation in its TLB must
     /// still set the dirty bit in the PTE before its first write. So a page that the exchange found
     /// clean stays clean, even before the TLB flush.
-    pub(crate) fn take_clean(&self, run: &Run) -> Removed {
+    pub(crate) fn take_clean(&self, run: &Run, dirty_too: bool) -> Removed {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
         self.cont().unfold_at(index);
         self.cont().unfold_at(index + run.len);
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
         let dirty_mask = dirty ^ arch.clear_hardware(dirty, Attrs::DIRTY, self.level);
-        let is_dirty = |raw: u64| raw & dirty_mask == dirty & dirty_mask;
+        let is_dirty = |raw: u64| !dirty_too && raw & dirty_mask == dirty & dirty_mask;
         // Entries above level 1 hold a busy marker, at which walks wait, until it is known that
         // they stay empty (INV-4).
         let filler = if self.level > 1 { arch.busy_pte() } else { 0 };

@@ -47,7 +47,7 @@ bitflags! {
 
     /// The flags of a VMA (Linux: `VM_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct VmaFlags: u16 {
+    pub struct VmaFlags: u32 {
         /// Grows toward lower addresses when the program touches the page below it: a stack
         /// (`MAP_GROWSDOWN`).
         const GROWSDOWN = 1;
@@ -89,6 +89,13 @@ bitflags! {
         /// Registered with userfaultfd for pages that an object has and no PTE maps
         /// (`UFFDIO_REGISTER_MODE_MINOR`).
         const UFFD_MINOR = 32768;
+        /// Reclaim may drop pages at any time, written ones too, and never swaps them out
+        /// (`MAP_DROPPABLE`; Linux: `VM_DROPPABLE`). Set when the VMA is mapped, together with
+        /// [`VmaFlags::DROPPED`], and never cleared.
+        const DROPPABLE = 1 << 16;
+        /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish at
+        /// any time are not worth memory that is reserved, copied or dumped.
+        const DROPPED = Self::NORESERVE.bits() | Self::WIPEONFORK.bits() | Self::DONTDUMP.bits();
         /// All flags about reads. That a page of such a VMA was read does not tell that it will be
         /// read again (Linux: `vma_has_recency`).
         const READ_MASK = Self::SEQ_READ.bits() | Self::RAND_READ.bits();

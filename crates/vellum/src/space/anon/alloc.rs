@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::Arch;
 use crate::frame::policy::{Advice, LargeFolios};
-use crate::frame::{Counts, Frame, RmapKey, Use};
+use crate::frame::{Counts, Frame, RmapKey, Use, flag};
 use crate::memcg::{LruList, MemcgId, Refused};
 use crate::platform::Platform;
 use crate::stats::SizeCounter;
@@ -148,7 +148,20 @@ impl<P: Platform> Anon<'_, '_, P> {
     #[inline(always)]
     fn init_for_vma(self, frames: NewFrames, vma: &Vma, addr: u64) -> Result<(), Refused> {
         let key = self.rmap_key(vma, align_down(addr, frames.order as u32 + FRAME_SHIFT));
-        self.init(frames, key, self.tables().memcg(), list_of(vma))
+        match vma.flags.intersects(VmaFlags::LOCKED | VmaFlags::DROPPABLE) {
+            false => self.init(frames, key, self.tables().memcg(), LruList::Anon, 0),
+            true => self.init_off_anon(frames, key, vma),
+        }
+    }
+
+    /// Initializes frames as a folio of a locked or a droppable VMA. A droppable folio is lazyfree.
+    #[cold]
+    fn init_off_anon(self, frames: NewFrames, key: RmapKey, vma: &Vma) -> Result<(), Refused> {
+        let (list, flags) = match vma.flags.contains(VmaFlags::LOCKED) {
+            true => (LruList::Unevictable, 0),
+            false => (LruList::Lazyfree, flag::LAZYFREE),
+        };
+        self.init(frames, key, self.tables().memcg(), list, flags)
     }
 
     /// Returns the rmap key of an anonymous folio that `vma` maps from the address `start` on: the
@@ -160,7 +173,8 @@ impl<P: Platform> Anon<'_, '_, P> {
     }
 
     /// Initializes frames as a folio with a reference and a mapping for each page and with the rmap
-    /// key `key`, charges the folio to `memcg`, and puts it on `list`.
+    /// key `key` and the descriptor flags `flags`, charges the folio to `memcg`, and puts it on
+    /// `list`.
     ///
     /// # Errors
     /// The memcg is at its limit. The frames were freed.
@@ -171,12 +185,13 @@ impl<P: Platform> Anon<'_, '_, P> {
         key: RmapKey,
         memcg: MemcgId,
         list: LruList,
+        flags: u32,
     ) -> Result<(), Refused> {
         let NewFrames { pfn, order, zeroed, lruvec } = new;
         let machine = self.machine();
         let frames = machine.frames();
         let pages = 1u32 << order;
-        let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
+        let head = frames.make_folio(pfn, order, flags, Counts { refs: pages, maps: pages });
         head.set_data(key.pack());
         if let Err(over) = machine.memcgs().charge_frames(frames, memcg, (pfn, head, lruvec), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
@@ -187,10 +202,4 @@ impl<P: Platform> Anon<'_, '_, P> {
         }
         Ok(())
     }
-}
-
-/// Returns the LRU list that a new folio of a VMA goes on.
-#[inline]
-fn list_of(vma: &Vma) -> LruList {
-    if vma.flags.contains(VmaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
 }

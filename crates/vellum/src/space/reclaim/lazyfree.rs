@@ -1,4 +1,4 @@
-//! `MADV_FREE`: lazyfree memory, whose contents reclaim may discard.
+//! `MADV_FREE` and `MAP_DROPPABLE`: lazyfree memory, whose contents reclaim may discard.
 //!
 //! `MADV_FREE` sets a flag in the folio's descriptor, and clears the dirty bits of the PTEs that
 //! map the folio. Pageout ([`super::pageout`]) discards lazyfree folios that are still clean. It
@@ -6,6 +6,10 @@
 //! bits under the page table's lock, and does not write-protect the PTEs first: a CPU must set the
 //! dirty bit in a PTE before its first write, so no CPU can write through a PTE that was cleared
 //! while its dirty bit was clear ([`LockedTable::take_clean`]).
+//!
+//! Folios of a droppable VMA ([`VmaFlags::DROPPABLE`]) are lazyfree from the start, and are
+//! discarded whether they are dirty or not. No other space maps them, because fork copies no page
+//! of such a VMA.
 
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
@@ -15,6 +19,7 @@ use crate::platform::{FailPoint, Platform, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, MAX_RUNS_PER_HOLD, Run};
 use crate::tlb::Gather;
+use crate::vma::{Vma, VmaFlags};
 
 use super::{IsolationBatch, Pageout};
 use crate::space::ground::{More, Pieces, Ptes, Rest};
@@ -75,11 +80,12 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         count as usize
     }
 
-    /// Discards the lazyfree folios at the start of a run that are clean, and makes the dirty ones
-    /// ordinary anonymous folios again. Stops before the first folio that is not lazyfree or not
-    /// reclaimable, and where `gather` is full. Shortens the run to the PTEs that were handled; or,
-    /// if the first folio can't be discarded, to the PTEs that map that folio. Returns the number
-    /// of 4 KiB pages discarded, which the caller counts ([`Pageout::count_discarded`]).
+    /// Discards the lazyfree folios at the start of a run of `vma` that are clean, and makes the
+    /// dirty ones ordinary anonymous folios again; if `vma` is droppable, discards all folios.
+    /// Stops before the first folio that is not lazyfree or not reclaimable, and where `gather` is
+    /// full. Shortens the run to the PTEs that were handled; or, if the first folio can't be
+    /// discarded, to the PTEs that map that folio. Returns the number of 4 KiB pages discarded,
+    /// which the caller counts ([`Pageout::count_discarded`]).
     ///
     /// Folios of the batch `isolated` that only this run maps do not go to `gather`, which would
     /// free them after the flush. Their PTEs are cleared and noted for the flush, and
@@ -88,6 +94,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
     pub(super) fn discard_run(
         self,
         table: &LockedTable<'_, 'm, P>,
+        vma: &Vma,
         run: &mut Run,
         isolated: Option<IsolationBatch>,
         gather: &mut Gather<'_, 'm, P>,
@@ -97,6 +104,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         let frames = machine.frames();
         let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE);
+        let droppable = vma.flags.contains(VmaFlags::DROPPABLE);
         // `pages`: the number of pages to discard. `only_here`: whether only this run maps their
         // folios.
         let (mut pages, mut only_here) = (0, None);
@@ -105,7 +113,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
                 isolated.is_mapped_only_by(frame, mapped) && allows(self.platform(), FailPoint::Unpinned)
             };
             let batch = isolated.filter(is_only_here);
-            if !frame.has(flag::LAZYFREE)
+            if !(frame.has(flag::LAZYFREE) || droppable)
                 || batch.is_none() && !self.is_reclaimable(frame, mapped, exclusive, isolated, || 0)
             {
                 if pages == 0 {
@@ -126,7 +134,7 @@ impl<'m, P: Platform> Pageout<'_, 'm, P> {
         let (mut discarded, mut at) = (0, 0);
         while at < pages && (batch.is_some() || !gather.is_full()) {
             let rest = run.part(arch, (at >> shift) as usize, ((pages - at) >> shift) as usize);
-            let removed = table.take_clean(&rest);
+            let removed = table.take_clean(&rest, droppable);
             at += removed.frames;
             discarded += removed.frames;
             match batch {

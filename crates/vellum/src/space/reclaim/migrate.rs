@@ -167,7 +167,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
         };
         let memcg = LruvecId::unpack(frame.lruvec()).memcg;
         let new = NewFrames { pfn: copy, order, zeroed: false, lruvec };
-        Anon::of(self.space).init(new, owner, memcg, LruList::Anon).ok().map(|()| copy)
+        Anon::of(self.space).init(new, owner, memcg, LruList::Anon, 0).ok().map(|()| copy)
     }
 
     /// Drops a reference and a mapping of each of the `pages` frames from `copy` on. They were

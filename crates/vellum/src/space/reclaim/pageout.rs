@@ -213,8 +213,9 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
                 // A leaf PTE is swapped out to one block of slots, and no block of slots is larger
                 // than a huge page.
                 let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
-                if self.machine().frames().head(run.pfn(arch)).1.has(flag::LAZYFREE) {
-                    discarded += self.discard_run(&table, &mut run, isolated, gather);
+                let lazyfree = self.machine().frames().head(run.pfn(arch)).1.has(flag::LAZYFREE);
+                if lazyfree || vma.flags.contains(VmaFlags::DROPPABLE) {
+                    discarded += self.discard_run(&table, vma, &mut run, isolated, gather);
                 } else if fits && let Some(protected) = self.protect_run(&table, &mut run, isolated, batch, gather) {
                     batch.runs.push(protected);
                     batch.pages += run.frames(arch);

@@ -103,6 +103,8 @@ pub enum AdviseError {
     NoObject(VirtRange),
     /// The advice is for private anonymous memory, and this VMA is something else.
     NotPrivate(VirtRange),
+    /// The advice would have droppable memory copied by fork or dumped, which it never is.
+    Droppable(VirtRange),
     /// The protection of this VMA forbids the access. The range before it was faulted in.
     Inaccessible(VirtRange),
     /// A page could not be faulted in. The range before it was faulted in.
@@ -125,6 +127,7 @@ impl AdviseError {
             | AdviseError::Locked(_)
             | AdviseError::NoObject(_)
             | AdviseError::NotPrivate(_)
+            | AdviseError::Droppable(_)
             | AdviseError::Inaccessible(_) => Errno::EINVAL,
             AdviseError::Fault(FaultError::Poisoned(_)) => Errno::EHWPOISON,
             AdviseError::Fault(error) => error.errno(),
@@ -149,6 +152,9 @@ impl core::fmt::Display for AdviseError {
             AdviseError::Locked(range) => write!(f, "the VMA {range:?} is locked: unlock it"),
             AdviseError::Denied(range) => write!(f, "the VMA {range:?} is not writable shared memory"),
             AdviseError::NotPrivate(range) => write!(f, "the VMA {range:?} is not private anonymous memory"),
+            AdviseError::Droppable(range) => {
+                write!(f, "the VMA {range:?} is droppable, so it is neither copied by fork nor dumped")
+            }
             AdviseError::Inaccessible(range) => {
                 write!(f, "the protection of the VMA {range:?} forbids the access: change it")
             }

@@ -103,9 +103,10 @@ impl From<ProtectError> for LockError {
     }
 }
 
-/// Returns the flags of a VMA with its `mlock` flags replaced by `lock`.
+/// Returns the flags of a VMA with its `mlock` flags replaced by `lock`. Droppable memory is never
+/// locked: its flags stay as they are.
 fn with_lock_flags(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
-    (flags - VmaFlags::LOCKED_MASK) | lock
+    if flags.contains(VmaFlags::DROPPABLE) { flags } else { (flags - VmaFlags::LOCKED_MASK) | lock }
 }
 
 impl<P: Platform> VmaOps<'_, '_, P> {

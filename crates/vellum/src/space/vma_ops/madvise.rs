@@ -82,6 +82,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             }
             Advise::Free => self.check_vmas(range, true, true)?,
             Advise::WipeOnFork => self.check_vmas(range, false, true)?,
+            Advise::KeepOnFork | Advise::DoDump => self.check_not_droppable(range)?,
             Advise::Cold | Advise::PageOut | Advise::GuardInstall => self.check_vmas(range, true, false)?,
             Advise::WillNeed => self.check_vmas(range, false, false)?,
             _ => true,
@@ -177,6 +178,19 @@ impl<P: Platform> Madvise<'_, '_, P> {
             }
         }
         Ok(vmas.covers(self.platform(), range))
+    }
+
+    /// Returns true if all of `range` is mapped.
+    ///
+    /// # Errors
+    /// [`AdviseError::Droppable`] if a VMA is droppable.
+    fn check_not_droppable(self, range: UserRange) -> Result<bool, AdviseError> {
+        let vmas = self.space.read();
+        let is_droppable = |vma: &&Vma| vma.flags.contains(VmaFlags::DROPPABLE) && vma.state != State::Dying;
+        match vmas.overlapping(self.platform(), range).find(is_droppable) {
+            Some(vma) => Err(AdviseError::Droppable(*vma.range)),
+            None => Ok(vmas.covers(self.platform(), range)),
+        }
     }
 
     /// Zaps what is left in `rest`, except what outlives the contents ([`Keep::contents_of`]),

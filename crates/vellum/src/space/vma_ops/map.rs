@@ -44,6 +44,10 @@ bitflags! {
         /// Faults nothing in: the caller faults the range in next
         /// ([`AddressSpace::begin_populate`](crate::space::AddressSpace::begin_populate)).
         const NO_POPULATE = 512;
+        /// Maps anonymous memory whose pages reclaim may drop at any time
+        /// ([`VmaFlags::DROPPABLE`], `MAP_DROPPABLE`). Excludes [`MapFlags::SHARED`],
+        /// [`MapFlags::LOCKED`] and [`MapFlags::GROWSDOWN`].
+        const DROPPABLE = 1024;
     }
 }
 
@@ -103,6 +107,9 @@ pub enum MapError {
     PageSizeMismatch,
     /// A stack ([`MapFlags::GROWSDOWN`]) must be private anonymous memory.
     NotAStack,
+    /// Droppable memory ([`MapFlags::DROPPABLE`]) must be private and anonymous, and can be neither
+    /// locked nor a stack.
+    NotDroppable,
     /// The protection permits writes, and the flags contain [`MapFlags::READ_ONLY`].
     Denied,
     /// The protection permits writes, and the object is sealed against new writable shared
@@ -123,7 +130,8 @@ impl MapError {
             | MapError::Unaligned(_)
             | MapError::UnalignedOffset(_)
             | MapError::PageSizeMismatch
-            | MapError::NotAStack => Errno::EINVAL,
+            | MapError::NotAStack
+            | MapError::NotDroppable => Errno::EINVAL,
             MapError::TooLow(_) | MapError::Sealed | MapError::SealedVma(_) | MapError::LockForbidden => Errno::EPERM,
             MapError::Denied | MapError::ExecGain => Errno::EACCES,
             MapError::OffsetTooLarge => Errno::EOVERFLOW,
@@ -160,6 +168,9 @@ impl core::fmt::Display for MapError {
             MapError::OffsetTooLarge => f.write_str("the range ends beyond the largest size of an object"),
             MapError::PageSizeMismatch => f.write_str("the object's pages have another size than the space's"),
             MapError::NotAStack => f.write_str("a stack must be private anonymous memory"),
+            MapError::NotDroppable => {
+                f.write_str("droppable memory must be private and anonymous, and neither locked nor a stack")
+            }
             MapError::Denied => f.write_str("a READ_ONLY mapping can't be writable"),
             MapError::Sealed => f.write_str("the object is sealed against writable shared mappings"),
             MapError::ExecGain => f.write_str("this space forbids mappings that are both writable and executable"),
@@ -199,6 +210,10 @@ impl core::ops::Deref for RequestWithSource {
 impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// Implements [`AddressSpace::map`](crate::space::AddressSpace::map).
     pub(super) fn map(self, request: MapRequest) -> Result<u64, MapError> {
+        let excluded = MapFlags::SHARED | MapFlags::LOCKED | MapFlags::GROWSDOWN;
+        if request.flags.contains(MapFlags::DROPPABLE) && request.flags.intersects(excluded) {
+            return Err(MapError::NotDroppable);
+        }
         if request.flags.contains(MapFlags::SHARED) {
             return self.map_shared(request);
         }
@@ -430,6 +445,10 @@ fn new_vma(range: UserRange, request: &RequestWithSource, def_flags: VmaFlags) -
     flags.set(VmaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
     flags |= def_flags;
     flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
+    if request.flags.contains(MapFlags::DROPPABLE) {
+        flags |= VmaFlags::DROPPABLE | VmaFlags::DROPPED;
+        flags -= VmaFlags::LOCKED_MASK;
+    }
     let backing = request.source.at(range.start);
     Vma { range, prot: request.prot, flags, uffd: None, advice: Advice::None, name: 0, backing, state: State::Live }
 }

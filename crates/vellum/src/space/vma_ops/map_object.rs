@@ -62,6 +62,9 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
         if request.flags.contains(MapFlags::GROWSDOWN) {
             return Err(MapError::NotAStack);
         }
+        if request.flags.contains(MapFlags::DROPPABLE) {
+            return Err(MapError::NotDroppable);
+        }
         let writes = request.prot.contains(Prot::WRITE);
         let sharing = match request.flags {
             flags if !flags.contains(MapFlags::SHARED) => Sharing::Private,
