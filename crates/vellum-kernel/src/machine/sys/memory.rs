@@ -68,6 +68,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     let flags = flags as u32;
     let shared = match flags & abi::MAP_TYPE {
         abi::MAP_PRIVATE => false,
+        abi::MAP_DROPPABLE if flags & (abi::MAP_ANONYMOUS | abi::MAP_HUGETLB) == abi::MAP_ANONYMOUS => false,
         abi::MAP_SHARED => true,
         abi::MAP_SHARED_VALIDATE if flags & !KNOWN == 0 => true,
         abi::MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
@@ -79,6 +80,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         wanted.set(flag, flags & bit != 0);
     }
     wanted.set(MapFlags::SHARED, shared);
+    wanted.set(MapFlags::DROPPABLE, flags & abi::MAP_TYPE == abi::MAP_DROPPABLE);
     let memory = thread.memory();
     let mut notices = Notices::default();
     if flags & abi::MAP_FIXED != 0 {

@@ -120,8 +120,9 @@ fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
     }
 }
 
-/// Returns the two-letter codes of `VmFlags`.
-fn flags(vma: &Vma) -> Vec<&'static str> {
+/// Returns the two-letter codes of `VmFlags`. `soft_dirty`: whether the space's PTEs record which
+/// pages are written.
+fn flags(vma: &Vma, soft_dirty: bool) -> Vec<&'static str> {
     let shared = vma.backing.is_shared();
     let has = |flag| vma.flags.contains(flag);
     let letters = [
@@ -142,10 +143,12 @@ fn flags(vma: &Vma) -> Vec<&'static str> {
         (has(VmaFlags::NORESERVE), "nr"),
         (has(VmaFlags::WIPEONFORK), "wf"),
         (has(VmaFlags::DONTDUMP), "dd"),
+        (soft_dirty && !has(VmaFlags::SOFT_DIRTY_CLEARED), "sd"),
         (has(VmaFlags::UFFD_MISSING), "um"),
         (has(VmaFlags::UFFD_WP), "uw"),
         (vma.advice == Advice::Huge, "hg"),
         (vma.advice == Advice::NoHuge, "nh"),
+        (has(VmaFlags::DROPPABLE), "dp"),
         (has(VmaFlags::MAYBE_GUARD), "gu"),
     ];
     letters.into_iter().filter(|(set, _)| *set).map(|(_, letters)| letters).collect()
@@ -165,10 +168,11 @@ fn huge(vma: &Vma) -> bool {
 pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
     let vmas = vmas(&memory)?;
+    let soft_dirty = memory.engine.arch().supported().contains(Attrs::SOFT_DIRTY);
     Text::of(|text| {
         vmas.iter().try_for_each(|vma| {
             let usage = usage(&memory, vma);
-            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, huge(vma), &flags(vma)))
+            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, huge(vma), &flags(vma, soft_dirty)))
         })
     })
 }
