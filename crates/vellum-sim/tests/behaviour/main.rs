@@ -182,6 +182,9 @@ mod space {
         mod guard {
             mod strict;
         }
+        mod keys {
+            mod strict;
+        }
         mod remap {
             #[cfg(feature = "shuttle")]
             mod schedules;

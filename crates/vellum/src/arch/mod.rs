@@ -63,8 +63,20 @@ bitflags! {
 impl Attrs {
     /// The attributes that decide which accesses succeed.
     pub const PROT: Attrs = Attrs::READ.union(Attrs::WRITE).union(Attrs::EXEC);
+    /// The bits of the protection key, which are no attribute that every format has. A format
+    /// without protection keys drops them.
+    pub const KEY: Attrs = Attrs::from_bits_retain(0xf000);
+    /// All that a VMA's protection decides.
+    pub const GRANT: Attrs = Attrs::from_bits_retain(Attrs::PROT.bits() | Attrs::KEY.bits());
     /// The attributes that hardware may set at any instant.
     pub const HARDWARE: Attrs = Attrs::ACCESSED.union(Attrs::DIRTY);
+
+    /// Returns true if a TLB entry with the attributes `self` may permit what a PTE with the
+    /// attributes `new` does not: a right was removed, or the protection key is another.
+    #[inline]
+    pub(crate) fn must_flush(self, new: Attrs) -> bool {
+        !new.contains(self & Attrs::PROT) || (self.bits() ^ new.bits()) & Attrs::KEY.bits() != 0
+    }
 }
 
 /// The kind of a PTE.

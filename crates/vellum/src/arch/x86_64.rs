@@ -36,6 +36,9 @@ const EXCLUSIVE: u64 = 1 << 9;
 const UFFD_WP: u64 = 1 << 10;
 const SOFT_DIRTY: u64 = 1 << 11;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
+/// The distance of the protection key in a leaf PTE (bits 59–62) and in [`Attrs::KEY`]. CPUs ignore
+/// the bits where protection keys are off.
+const KEY_SHIFT: u32 = 59 - Attrs::KEY.bits().trailing_zeros();
 const NO_EXEC: u64 = 1 << 63;
 
 /// The layout of swap PTEs and markers: the table in the module's text.
@@ -127,7 +130,7 @@ impl Arch for X86_64 {
     // time.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
-        let mut raw = pa.0 & ADDR;
+        let mut raw = pa.0 & ADDR | u64::from(attrs.bits() & Attrs::KEY.bits()) << KEY_SHIFT;
         let mut set = |attr: Attrs, bit: u64| {
             if attrs.contains(attr) {
                 raw |= bit;
@@ -156,7 +159,7 @@ impl Arch for X86_64 {
 
     #[inline]
     fn attrs(&self, raw: u64, _level: u8) -> Attrs {
-        let mut attrs = Attrs::empty();
+        let mut attrs = Attrs::from_bits_retain((raw >> 59 << Attrs::KEY.bits().trailing_zeros()) as u16);
         attrs.set(Attrs::READ, raw & PRESENT != 0);
         attrs.set(Attrs::WRITE, raw & WRITE != 0);
         attrs.set(Attrs::EXEC, raw & PRESENT != 0 && raw & NO_EXEC == 0);

@@ -2,7 +2,7 @@
 
 use super::Audit;
 use super::discrepancy::{Discrepancy, Quantity};
-use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{FrameKind, flag};
 use crate::platform::{Platform, SpaceId};
@@ -41,8 +41,12 @@ impl<P: Platform> Audit<'_, '_, P> {
             let Some((range, allowed)) = vma else { break };
             space.runs(range, |run| {
                 let attrs = if run.kind == Kind::Leaf { run.attrs(arch) } else { Attrs::empty() };
-                let found = attrs & Attrs::PROT;
-                if !allowed.contains(found) {
+                let found = attrs & Attrs::GRANT;
+                let key = |attrs: Attrs| attrs & Attrs::KEY;
+                // The format may drop the key.
+                let stored = arch.attrs(arch.leaf(PhysAddr(0), allowed, 1), 1);
+                let has_other_key = run.kind == Kind::Leaf && key(found) != key(stored);
+                if !allowed.contains(found - Attrs::KEY) || has_other_key {
                     (self.report)(Discrepancy::ExcessPermissions { space: id, at: run.va, found, allowed });
                 }
                 self.add_run(space, run, Some(range), &mut inside);

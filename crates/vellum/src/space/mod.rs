@@ -64,6 +64,6 @@ pub(crate) use thp::Thp;
 pub use thp::{CollapseError, CollapseLimits, Collapsed};
 pub use uffd::{UffdError, UffdFillError, UffdFillStopped, uffd_continue, uffd_move};
 pub use vma_ops::{
-    Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, Populating, ProtectError,
-    RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,
+    Advise, AdviseError, Advising, LockAll, LockError, MapError, MapFlags, MapRequest, NewProt, Populating,
+    ProtectError, RemapError, RemapFlags, RemapRequest, SealError, SharedKey, SyncError, UnmapError,
 };

@@ -93,8 +93,8 @@ bitflags! {
         /// (`MAP_DROPPABLE`; Linux: `VM_DROPPABLE`). Set when the VMA is mapped, together with
         /// [`VmaFlags::DROPPED`], and never cleared.
         const DROPPABLE = 1 << 16;
-        /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish at
-        /// any time are not worth memory that is reserved, copied or dumped.
+        /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish
+        /// at any time are not worth memory that is reserved, copied or dumped.
         const DROPPED = Self::NORESERVE.bits() | Self::WIPEONFORK.bits() | Self::DONTDUMP.bits();
         /// All flags about reads. That a page of such a VMA was read does not tell that it will be
         /// read again (Linux: `vma_has_recency`).
@@ -112,10 +112,32 @@ bitflags! {
 }
 
 impl Prot {
+    /// The bits of the protection key, which belong to no flag: two protections that differ in it
+    /// are different, so that their VMAs are not merged.
+    const KEY: u8 = 0xf0;
+
+    /// Returns the same protection with another protection key (Linux: `vma_pkey`), below 16. The
+    /// key alone permits and forbids nothing: each thread decides about the memory with that key.
+    #[must_use]
+    pub const fn with_key(self, key: u8) -> Prot {
+        Prot::from_bits_retain(self.bits() & !Self::KEY | key << 4)
+    }
+
+    /// Returns the protection key.
+    pub const fn key(self) -> u8 {
+        self.bits() >> 4
+    }
+
+    /// Returns true if no access is permitted (`PROT_NONE`), whatever the protection key.
+    #[inline]
+    pub const fn is_none(self) -> bool {
+        !self.intersects(Prot::all())
+    }
+
     /// Returns the PTE attributes that grant this protection.
     pub(crate) fn attrs(self) -> Attrs {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::READ, !self.is_empty());
+        let mut attrs = Attrs::from_bits_retain(u16::from(self.key()) << Attrs::KEY.bits().trailing_zeros());
+        attrs.set(Attrs::READ, !self.is_none());
         attrs.set(Attrs::WRITE, self.contains(Prot::WRITE));
         attrs.set(Attrs::EXEC, self.contains(Prot::EXEC));
         attrs

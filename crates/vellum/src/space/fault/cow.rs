@@ -118,7 +118,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 && let Some(exclusive) = self.exclusive_part(&run, head, frame)
             {
                 let attrs = exclusive.attrs(arch) | Attrs::EXCLUSIVE;
-                let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
+                let attrs = (attrs - Attrs::GRANT) | Ptes::of(self.space).rights(attrs, vma.prot);
                 let leaf = arch.leaf(arch.leaf_addr(exclusive.raw, exclusive.level), attrs, exclusive.level);
                 table.rewrite(&exclusive, leaf);
                 return Reuse::Reused;

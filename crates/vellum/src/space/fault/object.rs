@@ -110,7 +110,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         if vma.backing.is_shared() {
             // The first write to a page of a store faults, and marks the page as dirty.
             attrs.set(Attrs::EXCLUSIVE, !tracked);
-            attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
+            attrs = (attrs - Attrs::GRANT) | Ptes::of(self.space).rights(attrs, vma.prot);
         } else {
             attrs -= Attrs::WRITE;
         }

@@ -140,7 +140,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
             return Ok(Outcome::Locked);
         }
         let allowed = match access {
-            Access::Read => !vma.prot.is_empty(),
+            Access::Read => !vma.prot.is_none(),
             Access::Write => vma.prot.contains(Prot::WRITE),
             Access::Exec => vma.prot.contains(Prot::EXEC),
         };

@@ -46,7 +46,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let grown = whole.head(stack.range.start);
         let below = vmas.tree.prev(stack.range.start).copied();
         let crowded = below.is_some_and(|v| {
-            let guard = if v.flags.contains(VmaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
+            let guard = if v.flags.contains(VmaFlags::GROWSDOWN) || v.prot.is_none() { 0 } else { STACK_GUARD };
             v.range.end.saturating_add(guard) > start
         });
         if crowded || stack.range.end - start > vmas.limits.stack || vmas.allow(&stack, grown.len(), 0).is_err() {

@@ -299,7 +299,7 @@ impl<'s, 'm, P: Platform> SwapIn<'s, 'm, P> {
         let arch = self.arch();
         let pages = run.frames(arch);
         let attrs = arch.swap_entry(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | extra;
-        let attrs = (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, vma.prot);
+        let attrs = (attrs - Attrs::GRANT) | Ptes::of(self.space).rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
         self.machine().frames().sync_icache(pfn, pages, attrs);
         self.tables().tlb.flush_pending_reclaim(run.range(arch), self.page_shift());

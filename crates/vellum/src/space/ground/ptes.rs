@@ -67,7 +67,7 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     }
 
     /// Gives a run of leaf PTEs the access rights of its VMA, which has `prot`, as far as
-    /// [`Ptes::rights`] allows. Returns whether a right was removed, so that the caller must flush.
+    /// [`Ptes::rights`] allows. Returns whether the caller must flush ([`Attrs::must_flush`]).
     pub(in crate::space) fn apply_prot(self, table: &LockedTable<'_, 'm, P>, run: &Run, prot: Prot) -> bool {
         self.set_attrs(table, run, run.attrs(self.arch()), prot)
     }
@@ -84,7 +84,7 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
         prot: Prot,
     ) -> Option<Stretch> {
         Stretch::change(table, at, end, |old| {
-            let new = (old - Attrs::PROT) | self.rights(old, prot);
+            let new = (old - Attrs::GRANT) | self.rights(old, prot);
             // The frames of memory that becomes executable are needed, to synchronise the
             // instruction caches.
             (!(new - old).contains(Attrs::EXEC)).then_some(new)
@@ -92,8 +92,8 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     }
 
     /// Gives a run of leaf PTEs the attributes `attrs`, and the access rights of a VMA with `prot`
-    /// as far as [`Ptes::rights`] allows. Returns whether a right was removed, so that the caller
-    /// must flush.
+    /// as far as [`Ptes::rights`] allows. Returns whether the caller must flush
+    /// ([`Attrs::must_flush`]).
     pub(in crate::space) fn set_attrs(
         self,
         table: &LockedTable<'_, 'm, P>,
@@ -103,13 +103,13 @@ impl<'s, 'm, P: Platform> Ptes<'s, 'm, P> {
     ) -> bool {
         let arch = self.arch();
         let old = run.attrs(arch);
-        let new = (attrs - Attrs::PROT) | self.rights(attrs, prot);
+        let new = (attrs - Attrs::GRANT) | self.rights(attrs, prot);
         if new == old {
             return false;
         }
         self.machine().frames().sync_icache(run.pfn(arch), run.frames(arch), new - old);
         table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
-        !new.contains(old & Attrs::PROT)
+        old.must_flush(new)
     }
 
     /// Returns the level and the number of the leaf PTEs that map a whole folio of `order`.

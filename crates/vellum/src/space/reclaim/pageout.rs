@@ -455,7 +455,7 @@ impl<'s, 'm, P: Platform> Pageout<'s, 'm, P> {
             return attrs;
         }
         let attrs = attrs | Attrs::EXCLUSIVE;
-        (attrs - Attrs::PROT) | Ptes::of(self.space).rights(attrs, prot)
+        (attrs - Attrs::GRANT) | Ptes::of(self.space).rights(attrs, prot)
     }
 }
 

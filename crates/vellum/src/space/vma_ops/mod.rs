@@ -50,7 +50,7 @@ pub use madvise::Advising;
 pub use map::{MapError, MapFlags, MapRequest};
 pub use map_object::SharedKey;
 pub use populate::Populating;
-pub use protect::ProtectError;
+pub use protect::{NewProt, ProtectError};
 pub use remap::{RemapError, RemapFlags, RemapRequest};
 pub use seal::SealError;
 pub use sync::SyncError;
@@ -66,7 +66,6 @@ use crate::platform::Platform;
 use crate::space::fault::FaultError;
 use crate::space::ground::handle;
 use crate::table::PageTables;
-use crate::vma::Prot;
 
 use super::AddressSpace;
 
@@ -139,14 +138,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).remap(request)
     }
 
-    /// Sets the protection of `len` bytes from `addr` on to `prot`. When this returns, no CPU can
-    /// use a right that the change took away.
+    /// Sets the protection of `len` bytes from `addr` on to `new`: a [`Prot`], whose protection key
+    /// is ignored, as each VMA keeps its own (`mprotect`), or a function that chooses protection
+    /// and key (`pkey_mprotect`). When this returns, no CPU can use a right that the change took
+    /// away, or an old key. A page-table format without protection keys ignores them.
     ///
     /// # Errors
     /// See [`ProtectError`]: nothing was changed. (If the range has a hole, Linux changes the VMAs
     /// before it.)
-    pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
-        VmaOps::of(self).protect(addr, len, prot)
+    pub fn protect(&self, addr: u64, len: u64, new: impl NewProt) -> Result<(), ProtectError> {
+        VmaOps::of(self).protect(addr, len, new)
     }
 
     /// Applies `advice` to `len` bytes from `addr` on (`madvise`).

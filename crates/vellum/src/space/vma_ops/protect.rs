@@ -2,7 +2,7 @@
 //! such as `mlock` and `mseal`.
 
 use crate::addr::VirtRange;
-use crate::arch::{Attrs, BadRange, Kind, UserRange};
+use crate::arch::{BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
@@ -76,6 +76,27 @@ impl core::error::Error for ProtectError {}
 
 may_be_refused!(ProtectError);
 
+/// The protection that VMAs are to get ([`AddressSpace::protect`](crate::space::AddressSpace)).
+pub trait NewProt {
+    /// Returns the protection that `vma` is to get. Called more than once for a VMA, with a lock
+    /// held; returns the same each time.
+    fn of(&self, vma: &Vma) -> Prot;
+}
+
+/// The same protection for all VMAs, of which each keeps its protection key.
+impl NewProt for Prot {
+    fn of(&self, vma: &Vma) -> Prot {
+        self.with_key(vma.prot.key())
+    }
+}
+
+/// The protection and the protection key that a function chooses.
+impl<F: Fn(&Vma) -> Prot> NewProt for F {
+    fn of(&self, vma: &Vma) -> Prot {
+        self(vma)
+    }
+}
+
 /// The treatment of unmapped addresses in the range of [`VmaOps::set_vmas_checked`].
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Holes {
@@ -95,7 +116,7 @@ pub(super) struct SetResult {
 
 impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::protect`](crate::space::AddressSpace::protect).
-    pub(super) fn protect(self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
+    pub(super) fn protect(self, addr: u64, len: u64, new: impl NewProt) -> Result<(), ProtectError> {
         let range = UserRange::new(self.arch(), addr, len).map_err(|bad| match bad {
             BadRange::Unaligned(addr) => ProtectError::Unaligned(addr),
             BadRange::Overflow => ProtectError::Overflow,
@@ -106,8 +127,9 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         }
         let mut change = Change::begin(self.space, range);
         let exec_gain = change.vmas().limits.exec_gain;
-        let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
         let check = |vma: &Vma| {
+            let prot = new.of(vma);
+            let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
             if writes && vma.backing.sharing == Sharing::ReadOnly {
                 Err(ProtectError::Denied(*vma.range))
             } else if !exec_gain && executes && (writes || !vma.prot.contains(Prot::EXEC)) {
@@ -118,11 +140,27 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 Ok(())
             }
         };
-        if self.set_vmas_checked(&mut change, range, Holes::Fail, check, |v| v.prot = prot)?.changed {
+        let set = |v: &mut Vma| v.prot = new.of(v);
+        if self.set_vmas_checked(&mut change, range, Holes::Fail, check, set)?.changed {
             change.unlock();
-            self.reprotect(range, prot);
+            let mut rest = range;
+            // VMAs of one protection are one piece. None changes, as this has claimed the range.
+            while let Some((part, prot)) = self.next_protection(rest) {
+                self.reprotect(part, prot);
+                rest = rest.tail(part.end);
+            }
         }
         Ok(())
+    }
+
+    /// Returns the longest part at the start of `range` whose VMAs have one protection, and that
+    /// protection; `None` if `range` is empty. `range` is mapped. Locks the VMAs for reading.
+    fn next_protection(self, range: UserRange) -> Option<(UserRange, Prot)> {
+        let vmas = self.space.read();
+        let mut mapped = vmas.overlapping(self.platform(), range);
+        let prot = mapped.next()?.prot;
+        let end = mapped.find(|vma| vma.prot != prot).map_or(range.end, |vma| vma.range.start);
+        Some((range.head(end), prot))
     }
 
     /// Changes the VMAs of `range`: splits the VMAs and huge PTEs that cross an end of `range`, and
@@ -245,7 +283,7 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 break;
             }
             if let Some(stretch) = Ptes::of(self.space).apply_prot_to_stretch(table, at, end, prot) {
-                if !stretch.new.contains(stretch.old & Attrs::PROT) {
+                if stretch.old.must_flush(stretch.new) {
                     gather.note(stretch.range, table.shift());
                 }
                 at = stretch.range.end;
