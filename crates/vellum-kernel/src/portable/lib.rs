@@ -29,6 +29,7 @@
 //! | [`parse`] | texts that programs write to `/proc`, `/sys` and mount options |
 //! | [`credentials`] | users, groups and capabilities of a thread |
 //! | [`ipc`] | System V IPC objects |
+//! | [`keys`] | the protection keys of an address space |
 //! | [`exec`] | ELF segments, and the initial stack |
 //! | [`proc`] | the texts of `/proc` and `/sys` |
 //! | `fuzz` | fuzz targets for the parsers |
@@ -51,6 +52,7 @@ pub mod fs;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod ipc;
+pub mod keys;
 pub mod net;
 pub mod nodes;
 pub mod parse;

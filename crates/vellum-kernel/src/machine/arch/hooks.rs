@@ -11,6 +11,8 @@ pub struct Fault {
     pub address: u64,
     /// The kind of access.
     pub access: Access,
+    /// True if the memory's protection key forbids the access, whatever the PTE permits.
+    pub denied_by_key: bool,
     /// The address of the faulting instruction.
     pub pc: u64,
 }

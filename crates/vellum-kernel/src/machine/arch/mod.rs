@@ -20,6 +20,7 @@
 //! | `frame` | the signal frame on the user stack |
 //! | `regset` | the registers of a traced thread |
 //! | `extended_state` | a thread's FPU, vector and TLS registers |
+//! | `keys` | protection keys |
 //! | `clock` | the clock |
 //! | `ports` | the serial ports |
 //! | `devices` | the addresses of other devices |

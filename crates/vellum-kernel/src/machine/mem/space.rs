@@ -30,6 +30,7 @@ use vellum::vma::{UffdId, Vma};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::fs::write_access::WriteDenial;
+use vellum_kernel::keys::Keys;
 use vellum_kernel::proc::names::VmaNames;
 use vellum_kernel::tags::{Generations, Loaded};
 
@@ -61,6 +62,8 @@ pub struct UserSpace {
     /// The files that VMAs map, by the tags of their page-cache objects; may include files that are
     /// not mapped any more.
     mapped: Mutex<Arc<BTreeMap<u64, MappedFile>>>,
+    /// The program's protection keys.
+    pub keys: Mutex<Keys>,
     /// The names of VMAs.
     names: Mutex<VmaNames>,
     /// The entry in the registry of spaces. Dropped last.
@@ -150,6 +153,7 @@ impl UserSpace {
             has_uffd_events: AtomicBool::new(false),
             users: AtomicUsize::new(0),
             mapped: Mutex::default(),
+            keys: Mutex::default(),
             names: Mutex::default(),
         }
     }
@@ -273,6 +277,7 @@ impl UserSpace {
             has_uffd_events: AtomicBool::new(false),
             users: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
+            keys: Mutex::new(*self.keys.lock()),
             names: Mutex::new(names),
         };
         child.engine.set_limits(|limits| limits.exec_gain = true);

@@ -125,6 +125,9 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };
+    if fault.denied_by_key {
+        return access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume);
+    }
     let result = space.engine.fault(fault.address, fault.access);
     thread::current(|thread| thread.faults.count(&result));
     match result {

@@ -1,7 +1,7 @@
 //! Implements `mmap`, `madvise` and the other memory calls on top of the engine.
 
 use super::pieces::{by_pieces, may_go_on};
-use super::{Answer, sync};
+use super::{Answer, keys, sync};
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
@@ -28,12 +28,6 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::MappedFile;
 use vellum_kernel::wait::yield_now;
-
-/// Converts `PROT_` bits. Returns `None` if a bit is unknown.
-fn prot(bits: u64) -> Option<Prot> {
-    let known = (abi::PROT_READ | abi::PROT_WRITE | abi::PROT_EXEC | abi::PROT_SEM) as u64;
-    (bits & !known == 0).then(|| Prot::from_bits_truncate(bits as u8))
-}
 
 /// The flags that `MAP_SHARED_VALIDATE` accepts.
 const KNOWN: u32 = abi::MAP_TYPE
@@ -75,6 +69,7 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         _ => return Err(Errno::EINVAL),
     };
     let prot = Prot::from_bits_truncate(prot_bits as u8);
+    let prot = prot.with_key(keys::execute_only(thread, prot).unwrap_or_default());
     let mut wanted = MapFlags::NO_POPULATE;
     for (bit, flag) in FLAGS {
         wanted.set(flag, flags & bit != 0);
@@ -164,12 +159,6 @@ pub async fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
     memory.engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno()))?;
     notify(thread, notices).await;
     Ok(0)
-}
-
-/// Implements `mprotect`.
-pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
-    let prot = prot(bits).ok_or(Errno::EINVAL)?;
-    thread.memory().engine.protect(addr, len, prot).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// Implements `mremap`.

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `table` | the system-call table: numbers, support level, restart rule, handler |
 //! | `legacy` | calls that only x86-64 has |
-//! | [`memory`] | `mmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `brk` |
+//! | [`memory`] | `mmap`, `mremap`, `madvise`, `mlock`, `mincore`, `brk` |
+//! | [`keys`] | `mprotect`, protection keys |
 //! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
 //! | [`pieces`] | long calls that run piece by piece |
 //! | [`transfer`] | reads and writes, and copies from file to file |
@@ -54,6 +55,7 @@ pub mod identity;
 pub mod inotify;
 pub mod interface;
 pub mod kcmp;
+pub mod keys;
 #[cfg(target_arch = "x86_64")]
 mod legacy;
 pub mod lock;

@@ -9,9 +9,9 @@ use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
 use super::{
-    Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, lock, memory, message, misc, mount, path,
-    pidfd, policy, prctl, process, program, ptrace, remote, schedule, seccomp, select, shm, signal, signalfd, size,
-    socket, swap, sync, terminal, timer, timerfd, transfer, wait,
+    Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, keys, lock, memory, message, misc, mount,
+    path, pidfd, policy, prctl, process, program, ptrace, remote, schedule, seccomp, select, shm, signal, signalfd,
+    size, socket, swap, sync, terminal, timer, timerfd, transfer, wait,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -75,7 +75,10 @@ system_calls! {
     everywhere {
         __NR_mmap: Partial("no MAP_HUGETLB") => memory::mmap(thread, a).await;
         __NR_munmap: Full => memory::munmap(thread, a[0], a[1]).await;
-        __NR_mprotect: Partial("no PROT_GROWSDOWN, no protection keys") => memory::mprotect(thread, a[0], a[1], a[2]);
+        __NR_mprotect: Partial("no PROT_GROWSDOWN") => keys::protect(thread, [a[0], a[1], a[2]], -1);
+        __NR_pkey_mprotect: Partial("no PROT_GROWSDOWN") => keys::protect(thread, [a[0], a[1], a[2]], a[3] as i32);
+        __NR_pkey_alloc: Full => keys::allocate(thread, a[0], a[1]);
+        __NR_pkey_free: Full => keys::free(thread, a[0]);
         __NR_mremap: Full => memory::mremap(thread, a).await;
         __NR_remap_file_pages: Full => memory::remap_file_pages(thread, a).await;
         __NR_mlock: Full => memory::mlock(thread, a[0], a[1], 0).await;

@@ -2,9 +2,9 @@
 //! handler's frame on its stack, or stops or ends the program.
 
 use crate::arch::abi as machine;
-use crate::arch::frame;
 use crate::arch::serial::println;
 use crate::arch::types::{Handler, Raised};
+use crate::arch::{frame, keys};
 use crate::mem::uaccess;
 use crate::task::job;
 use crate::task::life::{self, Life};
@@ -173,7 +173,12 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
         stack_flags: stack_flags(context),
         fault_address: context.fault_address,
     };
-    frame::push(&mut context.registers, &context.extended, &context.memory, &handler)?;
+    // The stack may have a key that the program denies itself, but not its handlers.
+    let Context { registers, extended, memory, .. } = context;
+    keys::with_all(|| frame::push(registers, extended, memory, &handler))?;
+    if extended.reset_rights() {
+        thread.unload_extended();
+    }
     context.saved_mask = None;
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);
@@ -190,7 +195,7 @@ pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
         thread.save_extended();
         // SAFETY: runs in the thread's own future.
         let Context { registers, extended, memory, .. } = unsafe { thread.context() };
-        frame::pop(registers, extended, memory)
+        keys::with_all(|| frame::pop(registers, extended, memory))
     };
     let Some(mask) = retry_frame(thread, attempt).await else { return Ok(0) };
     // SAFETY: runs in the thread's own future, and the previous reference is not used any more.
@@ -242,7 +247,16 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
 /// Sends the signal for a CPU exception other than a page fault.
 pub fn exception(thread: &Arc<Thread>, raised: Raised) {
     let Raised { signal, code, address } = raised;
-    force(thread, Info { signal, errno: 0, code, fields: [address, 0, 0, 0] });
+    let mut fields = [address, 0, 0, 0];
+    if signal == abi::SIGSEGV && code == abi::SEGV_PKUERR as i32 {
+        // SAFETY: runs in the thread's own future.
+        unsafe { thread.context() }.fault_address = address;
+        thread.memory().engine.vmas(address, |vma| {
+            fields[2] = if vma.range.contains(address) { vma.prot.key().into() } else { 0 };
+            false
+        });
+    }
+    force(thread, Info { signal, errno: 0, code, fields });
 }
 
 /// Sends a signal that the thread's own instruction raised. A blocked or ignored one has its

@@ -122,6 +122,15 @@ impl Thread {
         can
     }
 
+    /// Sets what the thread may not do to memory with a protection key (`PKEY_DISABLE_*`). Must run
+    /// in the thread's own future.
+    pub fn deny_key(&self, key: u8, denied: u32) {
+        self.save_extended();
+        // SAFETY: runs in the thread's own future.
+        unsafe { self.context() }.extended.deny(key, denied);
+        self.unload_extended();
+    }
+
     /// Marks the thread's extended registers as not loaded, so that the saved copy is loaded before
     /// user mode. Must run in the thread's own future.
     pub fn unload_extended(&self) {
@@ -154,6 +163,8 @@ impl<F: Future<Output = ()>> Future for Running<F> {
         // SAFETY: the future holds a reference to the thread, and the thread one to its process,
         // for as long as it is polled.
         unsafe { thread::work_for(&thread.mem, &thread.process.payer) };
+        // SAFETY: the thread's own future does not run yet.
+        unsafe { thread.context() }.extended.load_rights();
         let began = now_ns();
         thread.running_since.store(began, Ordering::Relaxed);
         let outcome = future.poll(context);

@@ -135,21 +135,34 @@ pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
     text.put(b"\n")
 }
 
-/// Writes the entry of a VMA in `smaps`. `flags` are two letters for each flag of the VMA (`rd`,
-/// `wr` …).
+/// What `smaps` tells of a VMA besides its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits<'a> {
+    /// Whether the VMA is eligible for huge pages.
+    pub huge: bool,
+    /// The protection key, if the machine has protection keys.
+    pub key: Option<u8>,
+    /// The two-letter codes of `VmFlags`.
+    pub flags: &'a [&'a str],
+}
+
+/// Writes the entry of a VMA in `smaps`.
 ///
 /// # Errors
 /// Fails if there is no memory for the text.
-pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
+pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, traits: &Traits<'_>) -> fmt::Result {
     line(text, vma)?;
     let size = vma.range.end - vma.range.start;
     for (name, bytes) in [("Size:", size), ("KernelPageSize:", 4096), ("MMUPageSize:", 4096)] {
         amount(text, name, bytes)?;
     }
     amounts(text, usage, false)?;
-    writeln!(text, "{:<16}{:>8}", "THPeligible:", u32::from(huge))?;
+    writeln!(text, "{:<16}{:>8}", "THPeligible:", u32::from(traits.huge))?;
+    if let Some(key) = traits.key {
+        writeln!(text, "{:<16}{key:>8}", "ProtectionKey:")?;
+    }
     text.write_str("VmFlags: ")?;
-    for flag in flags {
+    for flag in traits.flags {
         write!(text, "{flag} ")?;
     }
     text.put(b"\n")
@@ -276,7 +289,9 @@ mod tests {
             locked: value("Locked"),
             ..Usage::default()
         };
-        let ours = text(|text| smaps_entry(text, &parse(lines[0]), &usage, false, &["rd", "mr"]));
+        let ours = text(|text| {
+            smaps_entry(text, &parse(lines[0]), &usage, &Traits { huge: false, key: None, flags: &["rd", "mr"] })
+        });
         let ours: Vec<_> = ours.lines().collect();
         // Some keys are only in some kernels, and the test machine may have huge pages or not.
         let key = |line: &str| line.split(':').next().unwrap().to_owned();

@@ -32,4 +32,4 @@ mod user;
 mod vectors;
 
 pub use boot::secondary;
-pub use user::{abi, extended_state, frame, regset};
+pub use user::{abi, extended_state, frame, keys, regset};

@@ -136,7 +136,7 @@ fn resolve(frame: &Registers, address: u64) -> Outcome {
     if !syndrome.is_page_fault() || address >= user_end() || is_outside_user_access(frame) {
         return Outcome::Unresolved;
     }
-    hooks::page_fault(&Fault { address, access: syndrome.access(), pc: frame.pc })
+    hooks::page_fault(&Fault { address, access: syndrome.access(), denied_by_key: false, pc: frame.pc })
 }
 
 /// Returns whether the kernel faulted while access to user memory was forbidden.

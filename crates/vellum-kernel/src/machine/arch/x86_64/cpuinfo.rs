@@ -14,6 +14,8 @@ const LEAF_1_ECX: &str = "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ss
 /// The names of the bits of leaf 7's EBX.
 const LEAF_7_EBX: &str = "fsgsbase tsc_adjust sgx bmi1 hle avx2 . smep bmi2 erms invpcid rtm cqm . mpx rdt_a avx512f \
     avx512dq rdseed adx smap avx512ifma . clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni avx512bw avx512vl";
+/// The names of the bits of leaf 7's ECX.
+const LEAF_7_ECX: &str = ". avx512vbmi umip pku ospke";
 /// The names of the bits of leaf 8000_0001h's EDX, without those that repeat leaf 1's.
 const EXTENDED_EDX: &str = ". . . . . . . . . . . syscall . . . . . . . . nx . mmxext . . fxsr_opt pdpe1gb rdtscp . lm \
     3dnowext 3dnow";
@@ -41,9 +43,16 @@ pub fn describe(text: &mut Text, cpu: usize, cpus: usize) -> fmt::Result {
     writeln!(text, "model name\t: {brand}\nstepping\t: {}\nphysical id\t: 0\nsiblings\t: {cpus}", signature & 15)?;
     writeln!(text, "core id\t\t: {cpu}\ncpu cores\t: {cpus}\nfpu\t\t: yes\ncpuid level\t: {}\nwp\t\t: yes", zero.eax)?;
     text.write_str("flags\t\t:")?;
-    let seven = if zero.eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
+    let [seven, seven_ecx] = if zero.eax >= 7 { [__cpuid_count(7, 0).ebx, __cpuid_count(7, 0).ecx] } else { [0; 2] };
     let extended = if most >= 0x8000_0001 { __cpuid(0x8000_0001).edx } else { 0 };
-    for (bits, names) in [(one.edx, LEAF_1_EDX), (extended, EXTENDED_EDX), (one.ecx, LEAF_1_ECX), (seven, LEAF_7_EBX)] {
+    let leaves = [
+        (one.edx, LEAF_1_EDX),
+        (extended, EXTENDED_EDX),
+        (one.ecx, LEAF_1_ECX),
+        (seven, LEAF_7_EBX),
+        (seven_ecx, LEAF_7_ECX),
+    ];
+    for (bits, names) in leaves {
         let set = names.split_whitespace().enumerate().filter(|(bit, name)| bits >> bit & 1 != 0 && *name != ".");
         set.map(|(_, name)| name).try_for_each(|name| write!(text, " {name}"))?;
     }

@@ -209,6 +209,9 @@ pub unsafe fn enter(registers: &mut Registers) -> Trap {
     cpu::forbid_user_access();
     match registers.vector {
         SYSTEM_CALL => Trap::SystemCall(registers.error),
+        PAGE_FAULT if registers.error & trap::UNRESOLVABLE != 0 => {
+            Trap::Exception(trap::raised_by_key(registers.error, address))
+        }
         PAGE_FAULT => Trap::PageFault(address, trap::access(registers.error)),
         0..32 => Trap::Exception(trap::raised(registers)),
         vector => {

@@ -25,4 +25,4 @@ pub mod trap;
 mod user;
 
 pub use boot::secondary;
-pub use user::{abi, extended_state, frame, regset};
+pub use user::{abi, extended_state, frame, keys, regset};

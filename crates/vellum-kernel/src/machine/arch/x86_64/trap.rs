@@ -227,21 +227,38 @@ fn resolve(frame: &Registers, address: u64) -> Outcome {
     if frame.vector != PAGE_FAULT || address >= user_end() || is_outside_user_access(frame) {
         return Outcome::Unresolved;
     }
-    hooks::page_fault(&Fault { address, access: access(frame.error), pc: frame.rip })
+    let denied_by_key = check(frame.error);
+    hooks::page_fault(&Fault { address, access: access(frame.error), denied_by_key, pc: frame.rip })
 }
 
-/// Returns the kind of access in a page fault's error code.
+/// The bits of a page fault's error code that no PTE can resolve.
+pub const UNRESOLVABLE: u64 = PageFaultErrorCode::MALFORMED_TABLE.bits() | PageFaultErrorCode::PROTECTION_KEY.bits();
+
+/// Returns true if a page fault's error code says that a protection key forbids the access.
 ///
 /// # Panics
 ///
 /// If a reserved bit is set in a page-table entry.
-#[inline]
-pub fn access(error: u64) -> Access {
+pub fn check(error: u64) -> bool {
     let code = PageFaultErrorCode::from_bits_truncate(error);
     assert!(
         !code.contains(PageFaultErrorCode::MALFORMED_TABLE),
         "a page-table entry has a reserved bit set: {error:#x}"
     );
+    code.contains(PageFaultErrorCode::PROTECTION_KEY)
+}
+
+/// Returns the signal for a page fault at `address` in user mode that a protection key forbids.
+#[cold]
+pub fn raised_by_key(error: u64, address: u64) -> Raised {
+    check(error);
+    Raised { signal: abi::SIGSEGV, code: abi::SEGV_PKUERR as i32, address }
+}
+
+/// Returns the kind of access in a page fault's error code.
+#[inline]
+pub fn access(error: u64) -> Access {
+    let code = PageFaultErrorCode::from_bits_truncate(error);
     if code.contains(PageFaultErrorCode::INSTRUCTION_FETCH) {
         Access::Exec
     } else if code.contains(PageFaultErrorCode::CAUSED_BY_WRITE) {

@@ -3,6 +3,7 @@
 
 use super::process::Subject;
 use super::{numbers, reader};
+use crate::arch::keys;
 use crate::files::from_root;
 use crate::mem::{UserSpace, forced, machine, payer, uaccess, vdso};
 use alloc::sync::Arc;
@@ -17,7 +18,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::{Sink, Source};
 use vellum_kernel::proc::Text;
-use vellum_kernel::proc::maps::{self as words, MapsEntry, Usage};
+use vellum_kernel::proc::maps::{self as words, MapsEntry, Traits, Usage};
 use vellum_kernel::proc::process::Memory;
 
 /// Returns the address space of a file's process; `None` once the process has released it.
@@ -172,7 +173,9 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Text::of(|text| {
         vmas.iter().try_for_each(|vma| {
             let usage = usage(&memory, vma);
-            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, huge(vma), &flags(vma, soft_dirty)))
+            let key = (keys::count() > 1).then_some(vma.prot.key());
+            let traits = Traits { huge: huge(vma), key, flags: &flags(vma, soft_dirty) };
+            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, &traits))
         })
     })
 }

@@ -112,6 +112,17 @@ impl ExtendedState {
         !denies
     }
 
+    /// Loads the rights to memory with protection keys: there are none.
+    pub fn load_rights(&self) {}
+
+    /// Gives a signal handler the rights that a program begins with. Returns false: it has them.
+    pub fn reset_rights(&mut self) -> bool {
+        false
+    }
+
+    /// Sets what the thread may not do to memory with a protection key, of which there are none.
+    pub fn deny(&mut self, _key: u8, _denied: u32) {}
+
     /// Saves the extended registers of this CPU into this state.
     pub fn save(&mut self) {
         // SAFETY: the assembly code writes this structure, whose layout it knows.

@@ -1,8 +1,9 @@
 //! A thread's extended registers: the FPU and vector registers, as one state that is saved and
-//! restored whole (Intel SDM, volume 1, "Managing State Using the XSAVE Feature Set"), and the FS
-//! and GS bases. The kernel itself uses none of them, so a CPU keeps those of the thread that ran
-//! last.
+//! restored whole (Intel SDM, volume 1, "Managing State Using the XSAVE Feature Set"), the rights
+//! to memory with protection keys, and the FS and GS bases. The kernel itself uses none of them, so
+//! a CPU keeps those of the thread that ran last.
 
+use super::keys;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -30,6 +31,8 @@ pub struct ExtendedState {
     pub fs: u64,
     /// The GS base. User mode can't change it, so it is always current.
     pub gs: u64,
+    /// The rights to memory with protection keys (PKRU).
+    pub rights: u32,
     /// True if user mode may not read the time-stamp counter (`PR_SET_TSC`).
     denies_tsc: bool,
 }
@@ -40,7 +43,7 @@ static TSC_DENIED: AtomicBool = AtomicBool::new(false);
 impl ExtendedState {
     /// Returns the state in which a program starts.
     pub const fn new() -> Self {
-        Self { vector: State::new(), fs: 0, gs: 0, denies_tsc: false }
+        Self { vector: State::new(), fs: 0, gs: 0, rights: keys::DEFAULT, denies_tsc: false }
     }
 
     /// Sets the thread pointer.
@@ -64,11 +67,30 @@ impl ExtendedState {
     /// Saves this CPU's registers.
     pub fn save(&mut self) {
         self.vector.save();
+        self.rights = keys::current();
+    }
+
+    /// Loads the rights to memory with protection keys, for accesses by the kernel.
+    pub fn load_rights(&self) {
+        keys::load_in_use(self.rights);
+    }
+
+    /// Gives a signal handler the rights that a program begins with. Returns false if it has them.
+    pub fn reset_rights(&mut self) -> bool {
+        core::mem::replace(&mut self.rights, keys::DEFAULT) != keys::DEFAULT
+    }
+
+    /// Sets what the thread may not do to memory with a protection key.
+    pub fn deny(&mut self, key: u8, denied: u32) {
+        keys::use_keys();
+        self.rights = keys::with_denied(self.rights, key, denied);
+        keys::load(self.rights);
     }
 
     /// Loads the registers on this CPU.
     pub fn restore(&self) {
         self.vector.restore();
+        keys::load_in_use(self.rights);
         self.restore_bases();
         if TSC_DENIED.load(Relaxed) {
             // SAFETY: the flag concerns user mode alone, which gets an exception then.
@@ -180,11 +202,17 @@ pub fn init() {
     if !xsave {
         return;
     }
+    let keys = keys::init();
     let parts = X87 | SSE | if avx { AVX } else { 0 };
     // SAFETY: the CPU has XSAVE, which was just enabled, and these components.
     unsafe { asm!("xsetbv", in("ecx") 0, in("eax") parts as u32, in("edx") 0, options(nostack, preserves_flags)) };
     let size = __cpuid_count(0xd, 0).ebx as usize;
     assert!(size <= ROOM, "the XSAVE state takes {size} bytes, more than {ROOM}: raise ROOM");
+    // SAFETY: as above. States of this kernel leave PKRU out; programs may have it in theirs.
+    unsafe {
+        let all = parts | keys;
+        asm!("xsetbv", in("ecx") 0, in("eax") all as u32, in("edx") 0, options(nostack, preserves_flags));
+    }
     PARTS.store(parts, Relaxed);
     SIZE.store(size, Relaxed);
 }

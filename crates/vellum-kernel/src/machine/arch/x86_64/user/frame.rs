@@ -5,6 +5,7 @@
 use crate::arch::cpu::{USER_CODE, USER_DATA};
 use crate::arch::entry::Registers;
 use crate::arch::extended_state::ExtendedState;
+use crate::arch::keys;
 use crate::arch::paging::user_end;
 use crate::arch::types::{Handler, UserMemory};
 use alloc::vec::Vec;
@@ -22,6 +23,8 @@ const INFO: usize = MASK + 8;
 const SIZE: usize = INFO + 128;
 /// The index of the machine context's word with the address of the vector registers.
 const VECTOR_WORD: usize = 23;
+/// The offset in the vector registers' state of the word that tells which components it has.
+const COMPONENTS: usize = 512;
 /// The flags that user mode may set: CF PF AF ZF SF TF DF OF RF AC ID.
 pub const USER_FLAGS: u64 = 0x0025_0dd5;
 
@@ -45,7 +48,10 @@ pub fn push(
     let [stack, len] = handler.signal_stack;
     let top = handler.top;
     let vector = extended.vector.bytes();
-    let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
+    // The rights to memory with protection keys are far behind the other registers, where programs
+    // look for them.
+    let rights_at = keys::offset();
+    let vector_at = top.wrapping_sub(rights_at.map_or(vector.len(), |at| at + 8) as u64) & !63;
     // The handler starts like a called function: its stack pointer is 8 below a multiple of 16.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
     let mut bytes = Vec::new();
@@ -68,6 +74,11 @@ pub fn push(
     put(MASK, handler.mask);
     bytes[INFO..].copy_from_slice(&handler.info);
     memory.write(vector_at, vector)?;
+    if let Some(at) = rights_at {
+        let components = u64::from(vector[COMPONENTS]) | keys::COMPONENT;
+        memory.write(vector_at.wrapping_add(COMPONENTS as u64), &components.to_le_bytes())?;
+        memory.write(vector_at.wrapping_add(at as u64), &u64::from(extended.rights).to_le_bytes())?;
+    }
     memory.write(at, &bytes)?;
     let r = registers;
     (r.rip, r.rsp, r.rax) = (handler.address, at, 0);
@@ -115,11 +126,18 @@ pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &imp
     let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
     let machine = |index: usize| word(MACHINE + 8 * index);
     let vector_at = machine(VECTOR_WORD);
-    let mut vector = Vec::new();
+    let (mut vector, mut rights) = (Vec::new(), keys::DEFAULT);
     if vector_at != 0 {
         vector.try_reserve_exact(extended.vector.bytes().len())?;
         vector.resize(extended.vector.bytes().len(), 0);
         memory.read(vector_at, &mut vector)?;
+        if let Some(at) = keys::offset()
+            && vector.get(COMPONENTS + 1).is_some_and(|byte| u64::from(*byte) << 8 & keys::COMPONENT != 0)
+        {
+            let mut bytes = [0; 4];
+            memory.read(vector_at.wrapping_add(at as u64), &mut bytes)?;
+            rights = u32::from_le_bytes(bytes);
+        }
     }
     // Failures up to here leave the registers unchanged and may be retried.
     let r = registers;
@@ -138,5 +156,6 @@ pub fn pop(registers: &mut Registers, extended: &mut ExtendedState, memory: &imp
     if vector_at != 0 {
         extended.vector.set(&vector);
     }
+    extended.rights = rights;
     Ok(word(MASK))
 }
