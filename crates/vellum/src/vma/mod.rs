@@ -93,6 +93,8 @@ bitflags! {
         /// (`MAP_DROPPABLE`; Linux: `VM_DROPPABLE`). Set when the VMA is mapped, together with
         /// [`VmaFlags::DROPPED`], and never cleared.
         const DROPPABLE = 1 << 16;
+        /// Equal pages of it may become one (`MADV_MERGEABLE`). The engine merges no pages.
+        const MERGEABLE = 1 << 17;
         /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish
         /// at any time are not worth memory that is reserved, copied or dumped.
         const DROPPED = Self::NORESERVE.bits() | Self::WIPEONFORK.bits() | Self::DONTDUMP.bits();

@@ -63,7 +63,7 @@ pub static ADVISE: [Row; 12] = [
 ];
 
 /// Advice that is neither about huge pages nor `MADV_DONTNEED`.
-const HINTS: [Advise; 13] = [
+const HINTS: [Advise; 15] = [
     Advise::Free,
     Advise::DontFork,
     Advise::DoFork,
@@ -77,6 +77,8 @@ const HINTS: [Advise; 13] = [
     Advise::WillNeed,
     Advise::Cold,
     Advise::PageOut,
+    Advise::Mergeable,
+    Advise::Unmergeable,
 ];
 
 const ACTS: [Advise; 5] =

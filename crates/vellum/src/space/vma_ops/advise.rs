@@ -37,6 +37,15 @@ pub enum Advise {
     DontDump,
     /// A core dump includes the memory (`MADV_DODUMP`).
     DoDump,
+    /// Equal pages of private memory may become one (`MADV_MERGEABLE`). Ignored by shared and by
+    /// droppable VMAs.
+    Mergeable,
+    /// Equal pages stay apart (`MADV_UNMERGEABLE`).
+    Unmergeable,
+    /// Drops the contents, and makes every later access a bus error, as if the memory had failed
+    /// (`MADV_HWPOISON`). Only this space's PTEs are changed: other spaces, and the object that a
+    /// VMA maps, keep their contents.
+    Poison,
     /// Gives the VMAs a name, by the host's number for it ([`Vma::name`](crate::vma::Vma::name)); 0
     /// takes it away (`PR_SET_VMA_ANON_NAME`).
     Name(u32),

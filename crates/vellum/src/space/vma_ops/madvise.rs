@@ -12,7 +12,7 @@
 //! the cause (reclaim memory, or let a userfaultfd supply the page) and pass the same [`Advising`]
 //! again.
 
-use crate::arch::{BadRange, UserRange};
+use crate::arch::{BadRange, Marker, UserRange};
 use crate::frame::policy::Advice;
 use crate::memcg::Refused;
 use crate::page_cache::{Object, Readahead};
@@ -110,7 +110,8 @@ impl<P: Platform> Madvise<'_, '_, P> {
                 }
                 Advise::PopulateRead => self.populate_for_advice(rest, Access::Read, more)?,
                 Advise::PopulateWrite => self.populate_for_advice(rest, Access::Write, more)?,
-                Advise::GuardInstall => self.install_guards(rest, more)?,
+                Advise::GuardInstall => self.install_markers(rest, Marker::Guard, more)?,
+                Advise::Poison => self.install_markers(rest, Marker::Poison, more)?,
                 Advise::GuardRemove => self.remove_guards(rest, more)?,
                 _ => {
                     rest.holes |= !self.set_advice(rest.left, begun.advice)?;
@@ -136,6 +137,11 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::KeepOnFork => |v| v.flags -= VmaFlags::WIPEONFORK,
             Advise::DontDump => |v| v.flags |= VmaFlags::DONTDUMP,
             Advise::DoDump => |v| v.flags -= VmaFlags::DONTDUMP,
+            Advise::Mergeable => |v| {
+                let can_merge = !v.backing.is_shared() && !v.flags.contains(VmaFlags::DROPPABLE);
+                v.flags.set(VmaFlags::MERGEABLE, can_merge);
+            },
+            Advise::Unmergeable => |v| v.flags -= VmaFlags::MERGEABLE,
             Advise::Huge => |v| v.advice = Advice::Huge,
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             Advise::Reads(Expected::Unknown) => |v| v.flags -= VmaFlags::READ_MASK,

@@ -50,7 +50,7 @@ fn holes<A: Silicon>(arch: A) {
 /// out.
 fn untouched<A: Silicon>(arch: A) {
     crate::fixtures::bench::on(arch, USUAL, |on: &Bench<'_, A>| {
-        let makes = [Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall];
+        let makes = [Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::Poison];
         for advice in ADVICE.iter().filter(|advice| !makes.contains(advice)) {
             let space = on.space();
             let user = user(&on.arch);

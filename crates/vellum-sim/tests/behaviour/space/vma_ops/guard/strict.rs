@@ -1,8 +1,8 @@
 //! Guard markers: installing over mapped memory, and allocations that fail.
 
 use vellum::frame::policy::Knob;
-use vellum::space::{Advise, AdviseError, MapFlags};
-use vellum_sim::Refusal;
+use vellum::space::{Advise, AdviseError, FaultError, MapFlags};
+use vellum_sim::{Fault, Refusal};
 
 use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, map, range, x86};
 
@@ -41,5 +41,26 @@ fn guards_replace_pages_and_page_tables() {
         space.advise(BASE, 3 * HUGE, Advise::GuardRemove).unwrap();
         assert_eq!(space.stats().tables, tables - PAGE, "the middle page table is empty");
         assert_eq!(on.load(&space, BASE + HUGE), 0);
+    });
+}
+
+/// Poisoned pages are lost, and stay so until they are dropped; guards stay guards.
+#[test]
+fn poisoned_pages_fault_until_they_are_dropped() {
+    x86(32 << 20, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let space = on.space();
+        map(&space, BASE, 2 * HUGE, MapFlags::empty());
+        on.store(&space, BASE, 1);
+        on.store(&space, BASE + PAGE, 2);
+        space.advise(BASE + 4 * PAGE, PAGE, Advise::GuardInstall).unwrap();
+        space.advise(BASE + PAGE, 4 * PAGE, Advise::Poison).unwrap();
+        let fault = |va| on.cpu.enter(&space).load_u64(va).unwrap_err();
+        assert_eq!(fault(BASE + PAGE), Fault::Handler(FaultError::Poisoned(BASE + PAGE)));
+        assert_eq!(fault(BASE + 4 * PAGE), Fault::Handler(FaultError::Denied(BASE + 4 * PAGE)));
+        assert_eq!((on.load(&space, BASE), on.load(&space, BASE + 5 * PAGE)), (1, 0));
+        space.advise(BASE + PAGE, 4 * PAGE, Advise::DontNeed).unwrap();
+        assert_eq!(on.load(&space, BASE + PAGE), 0);
+        fault(BASE + 4 * PAGE);
     });
 }
