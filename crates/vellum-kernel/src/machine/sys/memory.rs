@@ -1,7 +1,7 @@
 //! Implements `mmap`, `madvise` and the other memory calls on top of the engine.
 
 use super::pieces::{by_pieces, may_go_on};
-use super::{Answer, keys, sync};
+use super::{Answer, keys, poison, sync};
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
@@ -214,6 +214,9 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
     }
     let advice = match advice as u32 {
         abi::MADV_REMOVE => return remove(memory, addr, len),
+        abi::MADV_HWPOISON | abi::MADV_SOFT_OFFLINE => {
+            return poison::inject(thread, memory, [addr, len], advice as u32 == abi::MADV_HWPOISON).await;
+        }
         abi::MADV_NORMAL => Advise::Reads(Expected::Unknown),
         abi::MADV_RANDOM => Advise::Reads(Expected::Random),
         abi::MADV_SEQUENTIAL => Advise::Reads(Expected::Sequential),
@@ -225,6 +228,8 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
         abi::MADV_DOFORK => Advise::DoFork,
         abi::MADV_WIPEONFORK => Advise::WipeOnFork,
         abi::MADV_KEEPONFORK => Advise::KeepOnFork,
+        abi::MADV_MERGEABLE => Advise::Mergeable,
+        abi::MADV_UNMERGEABLE => Advise::Unmergeable,
         abi::MADV_DONTDUMP => Advise::DontDump,
         abi::MADV_DODUMP => Advise::DoDump,
         abi::MADV_HUGEPAGE => Advise::Huge,

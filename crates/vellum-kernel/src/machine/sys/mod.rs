@@ -6,6 +6,7 @@
 //! | `legacy` | calls that only x86-64 has |
 //! | [`memory`] | `mmap`, `mremap`, `madvise`, `mlock`, `mincore`, `brk` |
 //! | [`keys`] | `mprotect`, protection keys |
+//! | [`poison`] | `MADV_HWPOISON` |
 //! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
 //! | [`pieces`] | long calls that run piece by piece |
 //! | [`transfer`] | reads and writes, and copies from file to file |
@@ -67,6 +68,7 @@ pub mod path;
 pub mod pi;
 pub mod pidfd;
 pub mod pieces;
+pub mod poison;
 pub mod policy;
 pub mod prctl;
 pub mod process;

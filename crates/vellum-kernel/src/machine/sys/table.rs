@@ -90,7 +90,8 @@ system_calls! {
         __NR_process_vm_readv: Full => remote::copy(thread, remote::Way::Read, a).await;
         __NR_process_vm_writev: Full => remote::copy(thread, remote::Way::Write, a).await;
         __NR_process_madvise: Partial("as madvise") => remote::advise(thread, a).await;
-        __NR_madvise: Partial("no KSM; MADV_COLLAPSE of memory and files in memory only")
+        __NR_madvise: Partial("no KSM; MADV_COLLAPSE of memory and files in memory only; \
+            MADV_HWPOISON of the caller's memory only")
             => memory::madvise(thread, a[0], a[1], a[2]).await;
         __NR_mincore: Full => memory::mincore(thread, a[0], a[1], a[2]).await;
         __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]).await;

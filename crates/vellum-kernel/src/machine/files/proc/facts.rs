@@ -4,6 +4,7 @@
 use super::memory::figures;
 use super::process::Subject;
 use super::reader;
+use crate::arch::keys;
 use crate::files::cgroupfs;
 use crate::mem::{UserSpace, machine, uaccess};
 use crate::task::context::Traits;
@@ -47,7 +48,7 @@ fn bytes(subject: &Subject, range: impl FnOnce(&UserSpace) -> [u64; 2]) -> Resul
     let len = end.saturating_sub(start) as usize;
     bytes.try_reserve_exact(len)?;
     bytes.resize(len, 0);
-    let copied = uaccess::read_some(&memory, start, &mut bytes);
+    let copied = keys::with_all(|| uaccess::read_some(&memory, start, &mut bytes));
     bytes.truncate(copied);
     Ok(bytes)
 }

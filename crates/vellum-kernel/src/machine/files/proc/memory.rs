@@ -149,6 +149,7 @@ fn flags(vma: &Vma, soft_dirty: bool) -> Vec<&'static str> {
         (has(VmaFlags::UFFD_WP), "uw"),
         (vma.advice == Advice::Huge, "hg"),
         (vma.advice == Advice::NoHuge, "nh"),
+        (has(VmaFlags::MERGEABLE), "mg"),
         (has(VmaFlags::DROPPABLE), "dp"),
         (has(VmaFlags::MAYBE_GUARD), "gu"),
     ];
@@ -332,10 +333,11 @@ pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errn
     let mut buffer = [0; 1024];
     while to.room() > 0 {
         let wanted = to.room().min(buffer.len());
-        let copied = uaccess::read_some(&memory, at.wrapping_add(done as u64), &mut buffer[..wanted]);
+        let wanted = &mut buffer[..wanted];
+        let place = at.wrapping_add(done as u64);
         // A debugger may read where the process itself may not.
-        let copied = match copied {
-            0 => forced::read(&memory, at.wrapping_add(done as u64), &mut buffer[..wanted]),
+        let copied = match keys::with_all(|| uaccess::read_some(&memory, place, wanted)) {
+            0 => forced::read(&memory, place, wanted),
             copied => copied,
         };
         if copied == 0 {
@@ -362,9 +364,10 @@ pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize,
             Err(_) if done > 0 => break,
             Err(error) => return Err(error),
         };
-        let copied = uaccess::write_some(&memory, at.wrapping_add(done as u64), &buffer[..taken]);
+        let place = at.wrapping_add(done as u64);
+        let copied = keys::with_all(|| uaccess::write_some(&memory, place, &buffer[..taken]));
         // A debugger may write where the process itself may not.
-        let copied = copied + forced::write(&memory, at.wrapping_add((done + copied) as u64), &buffer[copied..taken]);
+        let copied = copied + forced::write(&memory, place.wrapping_add(copied as u64), &buffer[copied..taken]);
         done += copied;
         if copied < taken {
             return if done == 0 { Err(Errno::EIO) } else { Ok(done) };
