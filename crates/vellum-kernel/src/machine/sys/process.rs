@@ -110,6 +110,14 @@ pub struct Wanted {
     pub group: Option<Arc<Open>>,
 }
 
+/// The `CLONE_` flags of new namespaces that need `CAP_SYS_ADMIN`.
+const NAMESPACES: u64 = abi::CLONE_NEWNS as u64
+    | abi::CLONE_NEWPID as u64
+    | abi::CLONE_NEWNET as u64
+    | abi::CLONE_NEWIPC as u64
+    | abi::CLONE_NEWUTS as u64
+    | abi::CLONE_NEWCGROUP as u64;
+
 /// Implements `clone`, `clone3`, `fork` and `vfork`.
 pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let has = |flag: u32| wanted.flags & u64::from(flag) != 0;
@@ -117,7 +125,11 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     if needs(abi::CLONE_THREAD, abi::CLONE_SIGHAND) || needs(abi::CLONE_SIGHAND, abi::CLONE_VM) {
         return Err(Errno::EINVAL);
     }
-    if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
+    // There are no namespaces. As on a Linux without them, the right to make one is checked first.
+    if wanted.flags & NAMESPACES != 0 {
+        thread.credentials().needs(abi::CAP_SYS_ADMIN)?;
+    }
+    if wanted.flags & (NAMESPACES | u64::from(abi::CLONE_NEWUSER)) != 0 {
         return Err(Errno::EINVAL);
     }
     if has(abi::CLONE_PIDFD) && has(abi::CLONE_THREAD) {
@@ -241,6 +253,12 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     if flags & u64::from(abi::CLONE_THREAD | abi::CLONE_PARENT) != 0 && exit_signal != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // The choice of the child's number (`set_tid`) is for those that restore checkpoints.
+    if word(9) != 0 {
+        let own = thread.credentials();
+        own.needs(abi::CAP_CHECKPOINT_RESTORE).or_else(|_| own.needs(abi::CAP_SYS_ADMIN))?;
         return Err(Errno::EINVAL);
     }
     let stack = stack.wrapping_add(stack_size);
