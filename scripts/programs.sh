@@ -171,6 +171,8 @@ our_programs() {
     expect 0 userfaultfd guest -- "$1/userfaultfd" </dev/null
     expect 0 "userfaultfd on four processors" guest --smp 4 -- "$1/userfaultfd" </dev/null
     expect 0 copies guest --smp 2 -- "$1/copies" </dev/null
+    expect 0 "protection keys" guest --smp 4 -- "$1/keys" </dev/null
+    expect 0 "kinds of memory" guest --smp 2 -- "$1/advice" </dev/null
     expect 0 epoll guest --smp 2 -- "$1/epoll" </dev/null
     expect 0 prctl guest --smp 4 -- "$1/prctl" </dev/null
     expect 0 signalfd guest --smp 4 -- "$1/signalfd" </dev/null
