@@ -306,7 +306,7 @@ impl<'a> Sorted<'a> {
     /// for another, so the lines of a node that is not in the cache arrive in parallel: a lookup
     /// takes two thirds of the time of a binary search, which waits for three loads one after the
     /// other.
-    #[inline]
+    #[inline(always)]
     pub(super) fn count_up_to(self, addr: u64) -> usize {
         let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
         // Cache lines begin with every eighth address from the seventh on, because the head of a
