@@ -26,8 +26,8 @@ pub const EXCEPTION: Cause = Cause(7);
 /// System calls that did not show their name.
 pub const NAMELESS: Cause = Cause(8);
 
-/// Further iterations of the kernel's string instructions, such as `rep movsb`, each of which counts
-/// as one instruction. They are no instructions.
+/// Further iterations of the kernel's string instructions, such as `rep movsb`, each of which
+/// counts as one instruction. They are no instructions.
 pub const REPETITIONS: Cause = Cause(9);
 
 /// The names of the constants above, in their order. No system call has such a name.

@@ -209,11 +209,11 @@ impl FolioPolicy {
         &self.shmem
     }
 
-    /// Returns the orders, as a bit set, of the folios that continue a stretch; none by default. They
-    /// count in VMAs in which the settings permit no large folios, without `MADV_NOHUGEPAGE`: a
-    /// write fault at the end of a stretch of mapped pages allocates a folio that is no larger than
-    /// the stretch before it. So a heap that grows takes few faults, and at most half of its memory
-    /// is unused.
+    /// Returns the orders, as a bit set, of the folios that continue a stretch; none by default.
+    /// They count in VMAs in which the settings permit no large folios, without
+    /// `MADV_NOHUGEPAGE`: a write fault at the end of a stretch of mapped pages allocates a folio
+    /// that is no larger than the stretch before it. So a heap that grows takes few faults, and at
+    /// most half of its memory is unused.
     #[inline]
     pub fn growth_orders(&self) -> u32 {
         self.growth_orders.load(Relaxed)

@@ -8,7 +8,8 @@
 //!
 //! A system call that changes the address space begins with [`Notices`]: from then on the program
 //! can't fill pages. After the change, or before it in the case of dropped contents, the call's
-//! thread adds the events, and waits until the program has read them ([`crate::task::blocked::notify`]).
+//! thread adds the events, and waits until the program has read them
+//! ([`crate::task::blocked::notify`]).
 
 use crate::arch::paging::user_end;
 use crate::mem::UserSpace;

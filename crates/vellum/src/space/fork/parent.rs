@@ -330,8 +330,8 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         Ok(at)
     }
 
-    /// Returns the end of a run of pages of a page-cache object that begins at `at`: the child faults
-    /// them in. Returns `None` if there is none. Subtracts the instructions from `work`.
+    /// Returns the end of a run of pages of a page-cache object that begins at `at`: the child
+    /// faults them in. Returns `None` if there is none. Subtracts the instructions from `work`.
     fn after_object_pages(self, table: &LockedTable<'_, 'm, P>, at: u64, end: u64, work: &mut u32) -> Option<u64> {
         let mut run = table.run(at, end).filter(|run| run.kind == Kind::Leaf)?;
         let read = RUN_COST + READ_COST * run.len as u32;
