@@ -36,7 +36,7 @@ struct State {
 
 impl Repetitions {
     /// Returns the state before the first instruction.
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { state: Mutex::new(State { count: 0, latest: (0, 0) }) }
     }
 
