@@ -138,10 +138,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VmaOps::of(self).remap(request)
     }
 
-    /// Sets the protection of `len` bytes from `addr` on to `new`: a [`Prot`], whose protection key
-    /// is ignored, as each VMA keeps its own (`mprotect`), or a function that chooses protection
-    /// and key (`pkey_mprotect`). When this returns, no CPU can use a right that the change took
-    /// away, or an old key. A page-table format without protection keys ignores them.
+    /// Sets the protection of `len` bytes from `addr` on to `new`: a [`Prot`](crate::vma::Prot),
+    /// whose protection key is ignored, as each VMA keeps its own (`mprotect`), or a function that
+    /// chooses protection and key (`pkey_mprotect`). When this returns, no CPU can use a right that
+    /// the change took away, or an old key. A page-table format without protection keys ignores
+    /// them.
     ///
     /// # Errors
     /// See [`ProtectError`]: nothing was changed. (If the range has a hole, Linux changes the VMAs
