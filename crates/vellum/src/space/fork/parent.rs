@@ -257,7 +257,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
         // `share_scattered` has undone a change.
         let least = UNDO_COST + ((2 * UNSTABLE_PTE_COST) << arch.cont_bits(table.level)).max(2 * FOLIO_COST);
         while at < end && !batch.is_full() && slots < MAX_SLOTS_PER_HOLD && work >= least {
-            if !vma.backing.is_anonymous()
+            // Pages of objects that are write-protected for a userfaultfd become markers.
+            if !keeps_wp
+                && !vma.backing.is_anonymous()
                 && let Some(next) = self.after_object_pages(table, at, end, &mut work)
             {
                 at = next;
