@@ -54,20 +54,23 @@ pub fn system_call(number: u64, first: u64, second: u64) -> i64 {
     answer
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __kernel_clock_gettime(clock: i32, to: *mut [i64; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::gettime(clock, to) }
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __kernel_clock_getres(clock: i32, to: *mut [i64; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::getres(clock, to) }
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __kernel_gettimeofday(to: *mut [i64; 2], zone: *mut [i32; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::gettimeofday(to, zone) }
 }

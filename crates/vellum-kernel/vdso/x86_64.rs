@@ -46,42 +46,47 @@ pub fn system_call(number: u64, first: u64, second: u64) -> i64 {
     answer
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vdso_clock_gettime(clock: i32, to: *mut [i64; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::gettime(clock, to) }
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vdso_clock_getres(clock: i32, to: *mut [i64; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::getres(clock, to) }
 }
 
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vdso_gettimeofday(to: *mut [i64; 2], zone: *mut [i32; 2]) -> i32 {
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe { super::gettimeofday(to, zone) }
 }
 
 /// Returns the wall clock in seconds, and stores it at `to` unless that is null.
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
     let seconds = (super::page().wall_clock(ticks()) / super::SECOND) as i64;
     if !to.is_null() {
-        // SAFETY: the C caller's promise.
+        // SAFETY: each address is null or has room for the value, as the C declaration demands.
         unsafe { to.write(seconds) };
     }
     seconds
 }
 
 /// Stores the CPU and its NUMA node, each unless the address is null.
+// SAFETY: no other item of the shared object has the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vdso_getcpu(cpu: *mut u32, node: *mut u32, _unused: *mut u8) -> i32 {
     let number: u32;
     // SAFETY: reads a segment's limit.
     unsafe { asm!("lsl {0:e}, {1:e}", out(reg) number, in(reg) CPU_NUMBER, options(nomem, nostack)) };
-    // SAFETY: the C caller's promise.
+    // SAFETY: each address is null or has room for the value, as the C declaration demands.
     unsafe {
         if !cpu.is_null() {
             cpu.write(number);

@@ -54,7 +54,7 @@ pub enum Mode {
     Unsettled,
 }
 
-/// What all CPUs have executed up to a moment.
+/// The instructions and repetitions that all CPUs have executed up to a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Executed {
     /// The number of instructions.

@@ -60,7 +60,7 @@ pub struct Thread {
     pub is_restricted: AtomicBool,
     /// True if another process traces it (`ptrace`).
     is_traced: AtomicBool,
-    /// What it has because it is traced.
+    /// The state of its tracing.
     pub trace: Mutex<Trace>,
     /// Its count as a thread of its user, until it ends.
     pub counted: Mutex<Option<Counted>>,

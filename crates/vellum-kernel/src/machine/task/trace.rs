@@ -30,12 +30,12 @@ use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::ptrace::{Cause, Resume, Stop, event_of_clone};
 
-/// What a call returns to a tracer that a signal has interrupted (Linux: `ERESTARTSYS`).
+/// The result that a tracer sees of a call that a signal interrupted (Linux: `ERESTARTSYS`).
 const RESTARTS: i64 = -512;
 /// The last of the values of which a call is repeated (Linux: `ERESTART_RESTARTBLOCK`).
 const LAST_RESTART: i64 = -516;
 
-/// What a thread has because it is traced, or was until lately.
+/// The state of a thread that is traced, or was until lately.
 #[derive(Default)]
 pub struct Trace {
     /// The tracer.
@@ -97,7 +97,7 @@ impl Trace {
     }
 }
 
-/// What a thread goes on with.
+/// The signal and its information with which a thread goes on.
 struct Resumed {
     /// The signal that it takes; 0: none.
     signal: u32,

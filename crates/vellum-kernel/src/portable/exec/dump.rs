@@ -33,7 +33,7 @@ pub mod note {
 pub struct Segment {
     /// The addresses.
     pub range: Range<u64>,
-    /// Whether the process could read, write and execute it.
+    /// The rights of the process to it: to read, write and execute.
     pub rights: [bool; 3],
     /// The number of its bytes, from the first on, that the file has.
     pub dumped: u64,
