@@ -95,6 +95,9 @@ bitflags! {
         const DROPPABLE = 1 << 16;
         /// Equal pages of it may become one (`MADV_MERGEABLE`). The engine merges no pages.
         const MERGEABLE = 1 << 17;
+        /// In a private VMA of an object: may have private copies of pages, or markers, though it
+        /// is not writable now (Linux: `anon_vma`). Stays while the VMA exists.
+        const MAYBE_COPIES = 1 << 18;
         /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish
         /// at any time are not worth memory that is reserved, copied or dumped.
         const DROPPED = Self::NORESERVE.bits() | Self::WIPEONFORK.bits() | Self::DONTDUMP.bits();
@@ -102,7 +105,7 @@ bitflags! {
         /// read again (Linux: `vma_has_recency`).
         const READ_MASK = Self::SEQ_READ.bits() | Self::RAND_READ.bits();
         /// All flags that a merged VMA has if one of its parts has them (Linux: `VM_STICKY`).
-        const STICKY = Self::MAYBE_GUARD.bits();
+        const STICKY = Self::MAYBE_GUARD.bits() | Self::MAYBE_COPIES.bits();
         /// All userfaultfd flags (Linux: `__VM_UFFD_FLAGS`).
         const UFFD_FLAGS = Self::UFFD_MISSING.bits()
             | Self::UFFD_MINOR.bits()
@@ -286,6 +289,31 @@ impl Vma {
     /// stack.
     pub(crate) fn is_data(&self) -> bool {
         self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(VmaFlags::GROWSDOWN)
+    }
+
+    /// Returns whether a fork must look for what the child does not fault in by itself: private
+    /// memory, guard pages, write protection for a userfaultfd (Linux: `vma_needs_copy`).
+    pub(crate) fn may_have_own(&self) -> bool {
+        self.flags.intersects(VmaFlags::MAYBE_GUARD.union(VmaFlags::UFFD_WP))
+            || !self.backing.is_shared()
+                && (self.backing.is_anonymous()
+                    || self.prot.contains(Prot::WRITE)
+                    || self.flags.contains(VmaFlags::MAYBE_COPIES))
+    }
+
+    /// Notes that the VMA may get private copies or markers by other means than writes, or that it
+    /// may have got some by writes and is about to be writable no more.
+    pub(crate) fn note_copies(&mut self) {
+        let private_object = !self.backing.is_anonymous() && !self.backing.is_shared();
+        self.flags.set(VmaFlags::MAYBE_COPIES, private_object || self.flags.contains(VmaFlags::MAYBE_COPIES));
+    }
+
+    /// Changes the protection.
+    pub(crate) fn protect(&mut self, prot: Prot) {
+        if self.prot.contains(Prot::WRITE) && !prot.contains(Prot::WRITE) {
+            self.note_copies();
+        }
+        self.prot = prot;
     }
 
     /// Returns the reads that the program expects.

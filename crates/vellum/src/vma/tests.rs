@@ -226,7 +226,12 @@ impl Differential {
             let len = 1 + self.rng.below((ceiling - start).min(24));
             let guard = if self.rng.below(4) == 0 { self.rng.below(40) } else { 0 };
             let seg = Seg { guard, ..seg(start, len) };
-            add(&mut self.tree, &self.mem, seg);
+            self.tree.reserve(&self.mem, 1).unwrap();
+            if self.rng.below(2) == 0 {
+                self.tree.push(seg).unwrap()
+            } else {
+                self.tree.insert(seg).unwrap()
+            }
             self.model.insert(start, seg);
         }
     }
@@ -432,8 +437,13 @@ fn reserved_inserts_never_fail() {
                 }
                 assert!(tree.spares() >= tree.pages_needed(tree.reserved_inserts));
             }
+            if rng.below(40) == 0 {
+                tree.remove_all(&mem);
+                starts.clear();
+            }
             let at = tree.root().map_or(STEP, |root| most_expensive(root).addr);
-            tree.insert(seg(at, 1)).expect("a reserved insert failed");
+            let insert = if rng.below(2) == 0 { VmaTree::push } else { VmaTree::insert };
+            insert(&mut tree, seg(at, 1)).expect("a reserved insert failed");
             starts.insert(at);
         }
         assert!(check(&tree, &mem).iter().map(|seg| seg.start).eq(starts));

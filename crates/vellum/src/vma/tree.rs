@@ -247,6 +247,34 @@ impl<V: Interval> VmaTree<V> {
         inserted.then_some(()).ok_or(vma)
     }
 
+    /// Returns whether [`VmaTree::push`] can't fail, without pages: all VMAs are in one leaf, which
+    /// has room.
+    pub fn has_room_behind(&self) -> bool {
+        self.height == 1 && self.root.as_ref().is_some_and(|root| root.len() < root.capacity())
+    }
+
+    /// Inserts a VMA, which lies behind all others if they are in one leaf with room: then this
+    /// takes neither pages nor a search.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`VmaTree::insert`].
+    pub fn push(&mut self, vma: V) -> Result<(), V> {
+        if let Some(NodeMut::Leaf(leaf)) = self.root.as_mut().map(Node::get_mut)
+            && !leaf.is_full()
+        {
+            let (range, last) = (vma.range(), leaf.len());
+            let space = leaf.space_for(last, last, &NodeContext::ROOT);
+            if space.start <= range.start && range.start < range.end {
+                leaf.insert(last, vma);
+                self.len += 1;
+                self.reserved_inserts = self.reserved_inserts.saturating_sub(1);
+                return Ok(());
+            }
+        }
+        self.insert(vma)
+    }
+
     /// Inserts a VMA; returns `None`, with nothing changed, if that is not possible.
     fn try_insert(&mut self, vma: V) -> Option<()> {
         let (range, spares) = (vma.range(), &mut self.spares);
@@ -404,14 +432,27 @@ impl<V: Interval> VmaTree<V> {
         self.release(mem, 0);
     }
 
+    /// Removes all VMAs. Keeps pages that reserved inserts may need.
+    pub fn remove_all(&mut self, mem: &(impl NodeMemory + ?Sized)) {
+        let spares_before = self.spares.len();
+        self.remove_nodes();
+        let keep = self.pages_needed(self.reserved_inserts);
+        self.release(mem, keep.max(spares_before));
+    }
+
     /// Removes all VMAs and frees all pages.
     pub fn clear(&mut self, mem: &(impl NodeMemory + ?Sized)) {
+        self.remove_nodes();
+        self.trim(mem);
+    }
+
+    /// Makes all nodes spare pages.
+    fn remove_nodes(&mut self) {
         if let Some(root) = self.root.take() {
             free_subtree(root, &mut self.spares);
         }
         self.height = 0;
         self.len = 0;
-        self.trim(mem);
     }
 
     /// Frees spare pages until `keep` are left.

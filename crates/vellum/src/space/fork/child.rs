@@ -150,9 +150,11 @@ impl Vmas {
             let vma = Vma { flags: vma.flags - VmaFlags::LOCKED_MASK - dropped, uffd, ..*vma };
             // Reserves for one VMA at a time: all inserts together need far fewer nodes than a
             // reservation for the worst case has.
-            vmas.reserve(machine, memcg, 1)?;
+            if !vmas.tree.has_room_behind() {
+                vmas.reserve(machine, memcg, 1)?;
+            }
             page_cache::get_backing_in(machine, &vma.backing, space, memcg)?;
-            let inserted = vmas.tree.insert(vma);
+            let inserted = vmas.tree.push(vma);
             debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
             vmas.account(&vma, vma.range, 1);
             machine.platform().resched();

@@ -155,9 +155,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let next = child.read().tree.find_from(at).copied();
             let Some(vma) = next else { return Ok(()) };
             at = vma.range.end;
-            let has_ptes =
-                !vma.backing.is_shared() || vma.flags.intersects(VmaFlags::MAYBE_GUARD.union(VmaFlags::UFFD_WP));
-            if has_ptes && !vma.flags.contains(VmaFlags::WIPEONFORK) {
+            if vma.may_have_own() && !vma.flags.contains(VmaFlags::WIPEONFORK) {
                 f(&vma)?;
             }
             self.platform().resched();

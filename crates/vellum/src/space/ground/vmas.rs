@@ -113,12 +113,17 @@ impl Vmas {
 
     /// Removes all VMAs, when the space ends.
     pub(in crate::space) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+        self.put_objects(machine);
+        self.tree.clear(&Nodes::freeing(machine));
+        core::mem::take(&mut self.orphans).free(machine);
+    }
+
+    /// Drops the references of all VMAs to their objects.
+    fn put_objects<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for vma in self.tree.iter_from(0) {
             page_cache::put_backing(machine, &vma.backing, self.space, &mut self.orphans);
             machine.platform().resched();
         }
-        self.tree.clear(&Nodes::freeing(machine));
-        core::mem::take(&mut self.orphans).free(machine);
     }
 
     /// Reserves nodes so that `inserts` VMAs can be added, besides those of [`Vmas::promised`].
@@ -264,6 +269,12 @@ impl Vmas {
     /// Removes every VMA of `range`. The caller has split the VMAs at the ends of `range`
     /// ([`Vmas::isolate`]).
     pub(in crate::space) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
+        let holds =
+            |vma: Option<&Vma>| vma.is_none_or(|vma| range.start <= vma.range.start && vma.range.end <= range.end);
+        if holds(self.tree.find_from(0)) && holds(self.tree.prev(u64::MAX)) {
+            self.put_objects(machine);
+            return self.tree.remove_all(&Nodes::freeing(machine));
+        }
         let mut at = range.start;
         while at < range.end
             && let Some(vma) = self.first(range.tail(at)).copied()

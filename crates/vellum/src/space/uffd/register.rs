@@ -124,7 +124,11 @@ impl<P: Platform> Uffd<'_, '_, P> {
             }
         }
         let new_flags = |v: &Vma| (v.flags - VmaFlags::UFFD_FLAGS) | modes;
-        VmaOps::of(self.space).set_vmas(&mut change, range, |v| (v.uffd, v.flags) = (Some(uffd), new_flags(v)))?;
+        let register = |v: &mut Vma| {
+            (v.uffd, v.flags) = (Some(uffd), new_flags(v));
+            v.note_copies();
+        };
+        VmaOps::of(self.space).set_vmas(&mut change, range, register)?;
         change.unlock();
         // From now on faults map the pages of objects here by small PTEs alone.
         self.space.peak.note(&self.tables().slots);

@@ -74,6 +74,7 @@ impl<'s, P: Platform> Madvise<'s, '_, P> {
         change.vmas().each(self.machine(), range, |v| {
             v.state = State::Live;
             v.flags.set(VmaFlags::MAYBE_GUARD, is_guard || v.flags.contains(VmaFlags::MAYBE_GUARD));
+            v.note_copies();
         });
         result.map(|()| covered)
     }

@@ -140,7 +140,7 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
                 Ok(())
             }
         };
-        let set = |v: &mut Vma| v.prot = new.of(v);
+        let set = |v: &mut Vma| v.protect(new.of(v));
         if self.set_vmas_checked(&mut change, range, Holes::Fail, check, set)?.changed {
             change.unlock();
             let mut rest = range;

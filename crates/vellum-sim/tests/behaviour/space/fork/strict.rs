@@ -163,6 +163,35 @@ fn a_child_gets_what_is_private_among_an_objects_pages() {
     });
 }
 
+/// A child has the copies of a private mapping that is not writable any more, even if its VMA was
+/// merged with one that never was.
+#[test]
+fn a_child_gets_the_copies_of_memory_that_was_writable() {
+    x86(32 << 20, |on| {
+        let object = Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, 4 * HUGE).unwrap();
+        let parent = on.space();
+        let request = MapRequest { addr: BASE, len: 4 * HUGE, prot: Prot::READ, flags: MapFlags::FIXED };
+        parent.map_object(request, &object, 0).unwrap();
+        let at = |table: u64, page: u64| BASE + table * HUGE + page * PAGE;
+        (0..4).for_each(|table| assert_eq!(on.load(&parent, at(table, 1)), 0));
+        parent.protect(at(2, 0), HUGE, Prot::READ | Prot::WRITE).unwrap();
+        on.store(&parent, at(2, 3), 7);
+        parent.protect(at(2, 0), HUGE, Prot::READ).unwrap();
+        let mut vmas = 0;
+        parent.vmas(0, |_| {
+            vmas += 1;
+            true
+        });
+        assert_eq!(vmas, 1, "copies keep no VMAs apart");
+        let child = parent.fork().unwrap();
+        let grandchild = child.fork().unwrap();
+        for space in [&parent, &child, &grandchild] {
+            assert_eq!([at(2, 3), at(2, 1), at(1, 3)].map(|at| on.load(space, at)), [7, 0, 0]);
+        }
+        assert_eq!(grandchild.stats().anon, PAGE);
+    });
+}
+
 /// A child and its child have the guards of shared memory, and nothing else of it, even if the VMA
 /// was merged with one that has no guards.
 #[test]
