@@ -33,12 +33,17 @@ pub fn halt() {
     unsafe { asm!("dsb sy", "wfi", options(nostack)) };
 }
 
+/// Returns whether interrupts are unmasked.
+pub fn are_enabled() -> bool {
+    read_register!("daif") & MASKED == 0
+}
+
 /// Runs `body` with interrupts masked.
 pub fn without<T>(body: impl FnOnce() -> T) -> T {
-    let masked = read_register!("daif") & MASKED != 0;
+    let enabled = are_enabled();
     disable();
     let result = body();
-    if !masked {
+    if enabled {
         enable();
     }
     result

@@ -3,6 +3,7 @@
 use crate::arch::clock::{rate, ticks};
 use crate::arch::hooks;
 use crate::arch::kernel_map::phys_to_virt;
+use crate::arch::lines;
 use crate::arch::percpu::{self, MAX_CPUS};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};
@@ -110,7 +111,7 @@ pub fn serve() {
         } else if interrupt == IntId::sgi(SHOOTDOWN) {
             hooks::shootdown();
         } else if interrupt.is_spi() {
-            percpu::current().tick.store(true, Relaxed);
+            lines::rose(|cpu| send(cpu, KICK));
         }
         GicCpuInterface::end_interrupt(interrupt, InterruptGroup::Group1);
     }
