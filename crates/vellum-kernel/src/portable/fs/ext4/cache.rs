@@ -6,11 +6,14 @@
 
 use super::host::BlockDevice;
 use alloc::vec::Vec;
+use arrayvec::ArrayVec;
 use core::ops::Range;
 use spin::Mutex;
 
-/// The most blocks that are kept.
-const BLOCKS: usize = 128;
+/// The number of sets: a block is kept in the one that its place on the device chooses.
+const SETS: usize = 32;
+/// The most blocks that a set keeps.
+const WAYS: usize = 4;
 
 /// The blocks that are kept of a device.
 #[derive(Default)]
@@ -20,7 +23,13 @@ pub(super) struct Cache(Mutex<Kept>);
 struct Kept {
     /// The bytes of a block; 0 while nothing is kept, as it is not known.
     block: usize,
-    blocks: Vec<Block>,
+    sets: [Set; SETS],
+}
+
+/// The blocks that are kept of those for which it is the place.
+#[derive(Default)]
+struct Set {
+    blocks: ArrayVec<Block, WAYS>,
     /// The index of the block to look at next for one to replace.
     hand: usize,
 }
@@ -52,14 +61,15 @@ impl Cache {
         if to.len() != kept.block {
             return device.read(at, to);
         }
-        if let Some(block) = kept.blocks.iter_mut().find(|block| block.at == Some(at)) {
+        let set = kept.set(at);
+        if let Some(block) = set.blocks.iter_mut().find(|block| block.at == Some(at)) {
             block.used = true;
             to.copy_from_slice(&block.bytes);
             return true;
         }
         let read = device.read(at, to);
         if read {
-            kept.keep(at, to);
+            set.keep(at, to);
         }
         read
     }
@@ -69,30 +79,47 @@ impl Cache {
         let mut kept = self.0.lock();
         let range = at..at + from.len() as u64;
         let written = device.write(at, from);
-        for block in kept.blocks.iter_mut().filter(|block| block.meets(&range)) {
+        kept.each(&range, |block| {
             match block.at.and_then(|start| from.get(start.checked_sub(at)? as usize..)?.get(..block.bytes.len())) {
                 Some(from) if written => block.bytes.copy_from_slice(from),
                 // Nothing is known of a block that was written in part, or that could not be.
                 _ => block.at = None,
             }
-        }
+        });
         written
     }
 
     /// Forgets the blocks of a range: what the device has is not what the crate wrote there.
     pub(super) fn forget(&self, range: &Range<u64>) {
-        self.0.lock().blocks.iter_mut().filter(|block| block.meets(range)).for_each(|block| block.at = None);
+        self.0.lock().each(range, |block| block.at = None);
     }
 }
 
 impl Kept {
+    /// Returns the set of the block at a byte offset.
+    fn set(&mut self, at: u64) -> &mut Set {
+        &mut self.sets[(at / self.block as u64) as usize % SETS]
+    }
+
+    /// Calls `act` with each block that is kept of a range.
+    fn each(&mut self, range: &Range<u64>, mut act: impl FnMut(&mut Block)) {
+        if self.block == 0 {
+            return;
+        }
+        let block = self.block as u64;
+        // Further blocks of the range have the same sets again.
+        let end = range.end.min(range.start + SETS as u64 * block);
+        for at in (range.start / block * block..end).step_by(self.block) {
+            self.set(at).blocks.iter_mut().filter(|block| block.meets(range)).for_each(&mut act);
+        }
+    }
+}
+
+impl Set {
     /// Keeps a block, unless memory is short.
     fn keep(&mut self, at: u64, bytes: &[u8]) {
         let mut copy = Vec::new();
-        if self.blocks.len() < BLOCKS
-            && self.blocks.try_reserve(1).is_ok()
-            && copy.try_reserve_exact(self.block).is_ok()
-        {
+        if !self.blocks.is_full() && copy.try_reserve_exact(bytes.len()).is_ok() {
             copy.extend_from_slice(bytes);
             self.blocks.push(Block { at: Some(at), used: false, bytes: copy });
             return;
@@ -121,7 +148,7 @@ mod tests {
 
     const BLOCK: usize = 1024;
     /// More blocks than are kept.
-    const SIZE: usize = 4 * BLOCKS * BLOCK;
+    const SIZE: usize = 4 * SETS * WAYS * BLOCK;
 
     struct Device {
         bytes: std::sync::Mutex<Vec<u8>>,

@@ -6,7 +6,7 @@
 //! ([`contents::Contents::write`]).
 //!
 //! Operations are atomic, and survive a loss of power from the next [`Disk::sync`] on. They are
-//! serialized by a spin lock, and wait for the device by polling.
+//! serialized by a spin lock, and the CPU waits for the device.
 //!
 //! | file | subject |
 //! |---|---|
