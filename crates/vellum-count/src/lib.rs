@@ -10,11 +10,13 @@
 //! | module | contents |
 //! |---|---|
 //! | [`tally`] | the counts by cause, and their text form |
+//! | [`profile`] | the counts by address, and their text form |
 //! | [`roles`] | which addresses of a kernel mean what, and their text form |
 //! | [`attribution`] | follows the CPUs, and charges instructions to causes |
 //! | [`plugin`] | QEMU's plugin interface |
 
 pub mod attribution;
 pub mod plugin;
+pub mod profile;
 pub mod roles;
 pub mod tally;

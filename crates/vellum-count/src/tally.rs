@@ -99,11 +99,15 @@ impl Tally {
         self.rows.get(cause.0 as usize).map_or("", |(name, _)| name)
     }
 
-    /// Returns the causes of kernel work that occurred, with their names and counts: all except
-    /// [`PROGRAM`], [`IDLE`], [`INIT`] and [`REPETITIONS`].
+    /// Returns whether a cause is kernel work: all are except [`PROGRAM`], [`IDLE`], [`INIT`] and
+    /// [`REPETITIONS`].
+    pub fn is_kernel_work(cause: Cause) -> bool {
+        ![PROGRAM, IDLE, INIT, REPETITIONS].contains(&cause)
+    }
+
+    /// Returns the causes of kernel work that occurred, with their names and counts.
     pub fn kernel_work(&self) -> impl Iterator<Item = (&str, Count)> {
-        let apart = [PROGRAM, IDLE, INIT, REPETITIONS].map(|cause| cause.0 as usize);
-        let rows = self.rows.iter().enumerate().filter(move |(at, _)| !apart.contains(at));
+        let rows = (0..).map(Cause).zip(&self.rows).filter(|(cause, _)| Self::is_kernel_work(*cause));
         rows.map(|(_, (name, count))| (name.as_str(), *count)).filter(|(_, count)| *count != Count::default())
     }
 

@@ -81,6 +81,8 @@ pub struct End {
     pub console: String,
     /// The kernel's instructions by cause, if the machine had the plugin, and the program ended.
     pub tally: Option<anyhow::Result<Tally>>,
+    /// The executions by instruction, if the plugin counted them.
+    pub profile: Option<String>,
 }
 
 /// The outcome of a run.
@@ -276,7 +278,8 @@ impl Machine<'_> {
         let console = fs::read(path("console")).unwrap_or_default();
         let counted = self.plugin.filter(|_| matches!(outcome, Outcome::Exited(_)));
         let tally = counted.map(|_| plugin::tally(folder.path()));
-        Ok(End { outcome, console: String::from_utf8_lossy(&console).into(), tally })
+        let profile = plugin::profile(folder.path());
+        Ok(End { outcome, console: String::from_utf8_lossy(&console).into(), tally, profile })
     }
 
     /// Kills QEMU on a signal to this command, or at the time limit.

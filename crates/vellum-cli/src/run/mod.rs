@@ -47,6 +47,7 @@ pub use kernel::{Kernel, built};
 pub use machine::{End, Outcome};
 pub use plugin::Plugin;
 pub use symbols::Names;
+use work::functions::Functions;
 
 /// The exit code for a failure of the kernel or of this command, not of the program.
 pub const FAILED: u8 = 125;
@@ -164,6 +165,12 @@ pub struct Args {
     /// editing of lines, and the window's size. On the reference kernel only
     #[arg(short = 't', long)]
     tty: bool,
+
+    /// With `--kernel-work`, write the kernel's instructions to FILE by cause, function, and the
+    /// functions inlined into it, as folded stacks, of which tools draw flame graphs. The kernel's
+    /// image must have symbols
+    #[arg(long, value_name = "FILE", requires = "kernel_work")]
+    kernel_functions: Option<PathBuf>,
 
     #[command(flatten)]
     task: Task,
@@ -338,7 +345,9 @@ impl Outcome {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let arch = args.task.arch;
     let kernel = if args.kernel == Path::new("vellum") { Kernel::reference(arch)? } else { Kernel::at(&args.kernel)? };
-    let (accel, plugin) = (args.task.accel(&[&kernel]), args.task.plugin(&kernel));
+    let accel = args.task.accel(&[&kernel]);
+    let plugin = args.task.plugin(&kernel).map(|plugin| plugin.profiling(args.kernel_functions.is_some()));
+    let functions = args.kernel_functions.as_deref().map(|path| Functions::open(&kernel, path)).transpose()?;
     let host = Host { accel, plugin: plugin.as_ref(), terminal: args.tty };
     let end = args.task.run(&kernel, host, io::stdin(), io::stdout().lock(), io::stderr())?;
     if let Some(tally) = &end.tally {
@@ -346,6 +355,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(tally) => eprintln!("{}", work::show::table(&[("instructions", tally)])),
             Err(error) => eprintln!("vellum: kernel work is not counted: {error:#}"),
         }
+    }
+    if let Some((functions, profile)) = functions.zip(end.profile) {
+        functions.write(&profile)?;
     }
     Ok(ExitCode::from(end.outcome.status()))
 }

@@ -16,6 +16,7 @@ const FILE: &str = "libvellum_count.so";
 pub struct Plugin {
     file: PathBuf,
     roles: Roles,
+    profiles: bool,
 }
 
 impl Plugin {
@@ -38,7 +39,13 @@ impl Plugin {
             let message = String::from_utf8_lossy(&probed.stderr);
             bail!("{qemu} can't load {}: {}", file.display(), message.trim());
         }
-        Ok(Self { file, roles })
+        Ok(Self { file, roles, profiles: false })
+    }
+
+    /// Makes the plugin count the executions of each instruction, too ([`profile`]).
+    #[must_use]
+    pub fn profiling(self, profiles: bool) -> Self {
+        Self { profiles, ..self }
     }
 
     /// Adds the plugin to QEMU's arguments. Its files are in `folder`.
@@ -46,9 +53,11 @@ impl Plugin {
     /// # Errors
     /// A file can't be written.
     pub fn add_to(&self, qemu: &mut Command, folder: &Path) -> anyhow::Result<()> {
-        let [roles, out] = files(folder);
+        let [roles, out, profile] = files(folder);
         fs::write(&roles, self.roles.to_string()).context("writing the kernel's roles")?;
-        qemu.arg("-plugin").arg(argument(&self.file, &[("roles", &roles), ("out", &out)]));
+        let values = [("roles", &*roles), ("out", &out), ("profile", &profile)];
+        let count = if self.profiles { 3 } else { 2 };
+        qemu.arg("-plugin").arg(argument(&self.file, &values[..count]));
         Ok(())
     }
 }
@@ -58,7 +67,7 @@ impl Plugin {
 /// # Errors
 /// There are no counts, or they are not of the whole run.
 pub fn tally(folder: &Path) -> anyhow::Result<Tally> {
-    let [_, out] = files(folder);
+    let [_, out, _] = files(folder);
     let text = fs::read_to_string(out).context("QEMU's plugin left no counts")?;
     match Tally::parse(&text) {
         Ok(tally) if tally.complete => Ok(tally),
@@ -67,8 +76,16 @@ pub fn tally(folder: &Path) -> anyhow::Result<Tally> {
     }
 }
 
-fn files(folder: &Path) -> [PathBuf; 2] {
-    ["roles", "tally"].map(|name| folder.join(name))
+/// Returns the executions by instruction, in the text form of
+/// [`Profile`](vellum_count::profile::Profile), once QEMU has ended; `None` if they were not
+/// counted.
+pub fn profile(folder: &Path) -> Option<String> {
+    let [_, _, profile] = files(folder);
+    fs::read_to_string(profile).ok()
+}
+
+fn files(folder: &Path) -> [PathBuf; 3] {
+    ["roles", "tally", "profile"].map(|name| folder.join(name))
 }
 
 /// Returns the argument of `-plugin`, in which a comma of a value is doubled.

@@ -81,6 +81,21 @@ struct Cpu {
     switches: bool,
 }
 
+impl Cpu {
+    /// Returns the cause of what the CPU does: for a frame without a name, the one that it has if
+    /// none comes; for a thread without frames that is not idle, [`tally::START`].
+    fn cause(&self) -> Cause {
+        match (self.thread.frames.last(), self.thread.base) {
+            _ if self.in_user && !self.thread.is_init => tally::PROGRAM,
+            (Some(frame), _) if frame.cause == tally::INTERRUPT => tally::INTERRUPT,
+            _ if self.thread.is_init => tally::INIT,
+            (Some(frame), _) => frame.cause,
+            (None, Base::Idle) => tally::IDLE,
+            (None, Base::Start) => tally::START,
+        }
+    }
+}
+
 /// The CPUs of a machine, and the counts so far.
 pub struct Machine {
     marks: Marks,
@@ -140,6 +155,18 @@ impl Machine {
             Some(_) => Mode::Kernel,
             None => Mode::Unsettled,
         }
+    }
+
+    /// Returns the cause of the kernel work that a CPU does; `None` if it does none, or if the
+    /// program does not run.
+    pub fn kernel_work(&self, cpu: usize) -> Option<Cause> {
+        let cause = self.cpus.get(cpu).filter(|_| self.window == Window::Open)?.cause();
+        Tally::is_kernel_work(cause).then_some(cause)
+    }
+
+    /// Returns the name of a cause.
+    pub fn name_of(&self, cause: Cause) -> &str {
+        self.tally.name(cause)
     }
 
     /// A CPU begins a block. `now` is what all CPUs have executed.
@@ -239,29 +266,20 @@ impl Machine {
         let now = now.into();
         let charged = std::mem::replace(&mut self.charged, now);
         let executed = now.instructions - charged.instructions;
-        let Cpu { thread, in_user, .. } = &mut self.cpus[std::mem::replace(&mut self.running, cpu)];
+        let state = &mut self.cpus[std::mem::replace(&mut self.running, cpu)];
         if self.window != Window::Open {
             return;
         }
-        if !*in_user {
+        if !state.in_user {
             self.tally.count(tally::REPETITIONS).instructions += now.repetitions - charged.repetitions;
         }
-        let cause = match (thread.frames.last_mut(), thread.base) {
-            _ if *in_user && !thread.is_init => tally::PROGRAM,
-            (Some(frame), _) if frame.cause == tally::INTERRUPT => tally::INTERRUPT,
-            _ if thread.is_init => tally::INIT,
-            (Some(Frame { unnamed: Some(unnamed), .. }), _) => {
-                *unnamed += executed;
-                return;
-            }
-            (Some(frame), _) => frame.cause,
-            (None, Base::Idle) => tally::IDLE,
-            (None, Base::Start) => {
-                thread.started += executed;
-                return;
-            }
-        };
-        self.tally.count(cause).instructions += executed;
+        let cause = state.cause();
+        let Thread { frames, started, .. } = &mut state.thread;
+        match frames.last_mut() {
+            Some(Frame { cause: named, unnamed: Some(unnamed) }) if *named == cause => *unnamed += executed,
+            None if cause == tally::START => *started += executed,
+            _ => self.tally.count(cause).instructions += executed,
+        }
     }
 
     /// Counts an occurrence of the cause.

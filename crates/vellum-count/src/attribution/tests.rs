@@ -113,6 +113,22 @@ fn the_way_into_a_call_belongs_to_the_call() {
 }
 
 #[test]
+fn a_block_has_the_cause_that_it_is_charged_to() {
+    let mut run = Run::new(&linux());
+    assert_eq!(run.on(0, &[OTHER, IDLE_AT, CALL, READ]).machine.kernel_work(0), None, "before the program");
+    let mut run = Run::booted();
+    let mut cause = |blocks: &[u64]| {
+        let cause = run.on(0, blocks).machine.kernel_work(0)?;
+        Some(run.machine.name_of(cause).to_owned())
+    };
+    assert_eq!(cause(&[]), None, "in the program");
+    assert_eq!(cause(&[CALL]).as_deref(), Some("other system call"), "before its name is known");
+    assert_eq!(cause(&[READ]).as_deref(), Some("read"));
+    assert_eq!(cause(&[FAULT, OTHER]).as_deref(), Some("page fault"));
+    assert_eq!(cause(&[RETURN, OTHER]).as_deref(), Some("read"));
+}
+
+#[test]
 fn a_call_without_a_name_is_counted() {
     let tally = Run::booted().on(0, &[CALL, OTHER, RETURN, 0x4000]).tally();
     assert_eq!(tally.of(NAMELESS), count(1, 30));

@@ -1,7 +1,8 @@
 //! The plugin for QEMU: it is loaded by `-plugin FILE,roles=ROLES,out=TALLY`, with the path of a
 //! text of [`Roles`] and the path that gets the [`Tally`](crate::tally::Tally)
 //! when QEMU ends. With `probe=on` alone it ends QEMU with the status [`PROBED`], which shows that
-//! this QEMU can load it.
+//! this QEMU can load it. With a further `profile=PROFILE` it counts the executions of each
+//! instruction, too.
 //!
 //! Instructions are counted by code that QEMU adds to its translation, or from QEMU 9.0 on, with
 //! several CPUs, by a call each. A function of the plugin is called for each block, and most calls
@@ -18,12 +19,13 @@ pub mod strings;
 
 use crate::attribution::block::Block;
 use crate::attribution::{Executed, Machine, Mode};
+use crate::profile::Profile;
 use crate::roles::Roles;
 use api::{Api, Info, PluginId, RawBlock};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use strings::Repetitions;
 
 /// The status with which QEMU ends if it was to load the plugin and nothing else.
@@ -52,6 +54,7 @@ struct Plugin {
     api: Api,
     machine: Mutex<Machine>,
     out: PathBuf,
+    profile: Option<(PathBuf, Mutex<Profile>)>,
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -112,7 +115,8 @@ fn prepare(info: &Info, words: &[String]) -> Result<Plugin, String> {
     let text = std::fs::read_to_string(roles).map_err(|error| format!("{}: {error}", roles.display()))?;
     let roles = Roles::parse(&text).map_err(|line| format!("{}: not a role: {line}", roles.display()))?;
     let out = value("out").ok_or("the argument out is missing")?.into();
-    Ok(Plugin { api, machine: Mutex::new(Machine::new(&roles)), out })
+    let profile = value("profile").map(|path| (path.into(), Mutex::default()));
+    Ok(Plugin { api, machine: Mutex::new(Machine::new(&roles)), out, profile })
 }
 
 impl Plugin {
@@ -128,7 +132,7 @@ impl Plugin {
 fn follow(cpu: c_uint, f: impl FnOnce(&mut Machine, usize, Executed)) {
     let Some(plugin) = PLUGIN.get() else { return };
     let cpu = cpu as usize;
-    let mut machine = plugin.machine.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut machine = lock(&plugin.machine);
     f(&mut machine, cpu, plugin.executed());
     let expected = match machine.mode(cpu) {
         Mode::User => Block::USER.0,
@@ -140,14 +144,20 @@ fn follow(cpu: c_uint, f: impl FnOnce(&mut Machine, usize, Executed)) {
 }
 
 extern "C" fn translates(_: PluginId, block: *mut RawBlock) {
-    let Some(Plugin { api, machine, .. }) = PLUGIN.get() else { return };
+    let Some(Plugin { api, machine, profile, .. }) = PLUGIN.get() else { return };
     // SAFETY: QEMU translates this block, and it is used during this call only.
     let block = unsafe { api.block(block) };
     let start = block.start();
-    let machine = machine.lock().unwrap_or_else(PoisonError::into_inner);
+    let machine = lock(machine);
     let returns = block.instructions().next_back().is_some_and(|last| returns(last.bytes()));
     let word = machine.describe(start, returns);
     block.on_execution(executes, word.0);
+    // A block that begins with a string instruction consists of its repetitions.
+    let repeats = block.instructions().next().is_some_and(|first| strings::repeats(first.bytes()));
+    if let Some((_, profile)) = profile.as_ref().filter(|_| !word.is_user() && !repeats) {
+        let addresses = block.instructions().map(|instruction| instruction.address());
+        block.on_execution(profiles, lock(profile).add(addresses));
+    }
     for instruction in block.instructions() {
         instruction.count();
         let address = instruction.address();
@@ -181,6 +191,13 @@ extern "C" fn executes(cpu: c_uint, word: *mut c_void) {
     }
 }
 
+extern "C" fn profiles(cpu: c_uint, block: *mut c_void) {
+    let Some(Plugin { machine, profile: Some((_, profile)), .. }) = PLUGIN.get() else { return };
+    if let Some(cause) = lock(machine).kernel_work(cpu as usize) {
+        lock(profile).executes(block as usize, cause);
+    }
+}
+
 extern "C" fn iterates(_: c_uint, address: *mut c_void) {
     let Some(Plugin { api, .. }) = PLUGIN.get() else { return };
     REPETITIONS.iterates(address as usize, api.executed());
@@ -198,11 +215,23 @@ extern "C" fn notes(cpu: c_uint, _: u32, address: u64, _: *mut c_void) {
 }
 
 extern "C" fn ends(_: PluginId, _: *mut c_void) {
-    let Some(plugin @ Plugin { machine, out, .. }) = PLUGIN.get() else { return };
-    let tally = machine.lock().unwrap_or_else(PoisonError::into_inner).finish(plugin.executed());
-    if let Err(error) = std::fs::write(out, tally.to_string()) {
-        eprintln!("vellum-count: {}: {error}", out.display());
+    let Some(plugin @ Plugin { machine, out, profile, .. }) = PLUGIN.get() else { return };
+    let mut machine = lock(machine);
+    write(out, &machine.finish(plugin.executed()).to_string());
+    if let Some((path, profile)) = profile {
+        write(path, &lock(profile).text(|cause| machine.name_of(cause)));
     }
+}
+
+fn write(path: &Path, text: &str) {
+    if let Err(error) = std::fs::write(path, text) {
+        eprintln!("vellum-count: {}: {error}", path.display());
+    }
+}
+
+/// Locks, also after a panic of another thread.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 //! | module | contents |
 //! |---|---|
 //! | [`addresses`] | the addresses of a kernel's functions |
+//! | [`functions`] | the counts by function, as folded stacks |
 //! | [`roles`] | what they mean |
 //! | [`show`] | the counts as a table and as JSON |
 
 mod addresses;
+pub mod functions;
 mod roles;
 pub mod show;
 
