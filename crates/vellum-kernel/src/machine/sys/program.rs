@@ -18,6 +18,7 @@ use crate::task::trace;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
@@ -339,7 +340,7 @@ pub fn read_string(memory: &Arc<UserSpace>, address: u64, most: usize) -> Result
         let mut piece = [0; 256];
         let room = (4096 - at % 4096).min(piece.len() as u64) as usize;
         let copied = uaccess::read_some(memory, at, &mut piece[..room]);
-        let end = piece[..copied].iter().position(|byte| *byte == 0);
+        let end = CStr::from_bytes_until_nul(&piece[..copied]).ok().map(CStr::count_bytes);
         string.try_reserve(copied)?;
         string.extend_from_slice(&piece[..end.unwrap_or(copied)]);
         if string.len() >= most {

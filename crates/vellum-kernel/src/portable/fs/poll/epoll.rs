@@ -130,8 +130,11 @@ impl Listed {
 
     /// Removes an entry that leaves the set.
     fn forget(&mut self, note: &Note) {
-        if note.place.swap(GONE, Relaxed) == LISTED {
-            self.0.retain(|key| *key != note.key);
+        // Mostly an entry leaves that was listed or looked at last.
+        if note.place.swap(GONE, Relaxed) == LISTED
+            && let Some(at) = self.0.iter().rposition(|key| *key == note.key)
+        {
+            self.0.remove(at);
         }
     }
 }
