@@ -1,6 +1,7 @@
 //! Resolves the addresses of a kernel's backtrace to function names.
 
 use addr2line::{Loader, demangle_auto};
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -56,16 +57,23 @@ impl Names {
         let mut calls = Vec::new();
         let Ok(mut frames) = self.0.find_frames(address) else { return calls };
         while let Ok(Some(frame)) = frames.next() {
-            // If an image has line tables and no other debug information, it names only functions
-            // with others inlined into them. Take the names of the rest from the symbol table.
             let named = frame.function.as_ref().and_then(|name| name.demangle().ok());
-            let symbol = || self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None));
-            let Some(name) = named.or_else(symbol) else { continue };
+            let Some(name) = named.or_else(|| self.symbol(address)) else { continue };
             let place = frame.location.and_then(|place| Some((place.file?.to_owned(), place.line?)));
             let (file, line) = place.map_or((None, 0), |(file, line)| (Some(file), line));
             calls.push(Call { function: name.into_owned(), file, line });
         }
+        // If an image has line tables and no other debug information, it names only functions with
+        // others inlined into them, and without their paths; the symbol table has the whole name
+        // of the one that they are inlined into.
+        if let (Some(outer), Some(name)) = (calls.last_mut(), self.symbol(address)) {
+            outer.function = name.into_owned();
+        }
         calls
+    }
+
+    fn symbol(&self, address: u64) -> Option<Cow<'_, str>> {
+        self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None))
     }
 }
 

@@ -1,6 +1,6 @@
-//! Kernel work by function, as folded stacks: a line `CAUSE;FUNCTION;INLINED… COUNT` for each chain
-//! of functions, from the cause to the function that the instructions were written in. Tools for
-//! flame graphs read this form.
+//! Kernel work by function, as folded stacks: a line `CAUSE;FUNCTION;INLINED…;FILE:LINE COUNT` for
+//! each chain of functions, from the cause to the line that the instructions were written in. Tools
+//! for flame graphs read this form.
 
 use crate::run::kernel::Kernel;
 use crate::run::symbols::{Call, Names};
@@ -47,7 +47,10 @@ fn folded(profile: &str, calls: impl Fn(u64) -> Vec<Call>) -> String {
     let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
     for row in profile.lines().filter_map(Profile::parse) {
         let stack = named.entry(row.address).or_insert_with(|| {
-            let names = calls(row.address).into_iter().rev().map(|call| call.function.replace(';', ":"));
+            let calls = calls(row.address);
+            let innermost = calls.first();
+            let line = innermost.and_then(|Call { file, line, .. }| Some(format!("{}:{line}", file.as_ref()?)));
+            let names = calls.iter().rev().map(|call| call.function.replace(';', ":")).chain(line);
             let names: Vec<_> = names.collect();
             if names.is_empty() { format!("{:#x}", row.address) } else { names.join(";") }
         });
@@ -62,14 +65,14 @@ mod tests {
 
     #[test]
     fn instructions_of_the_same_functions_are_one_stack() {
-        let call = |name: &str| Call { function: name.into(), file: None, line: 0 };
+        let call = |name: &str, file: Option<&str>| Call { function: name.into(), file: file.map(Into::into), line: 7 };
         let calls = |address| match address {
-            0x10 | 0x14 => vec![call("inner"), call("outer")],
-            0x20 => vec![call("<[u8; 4]>::outer")],
+            0x10 | 0x14 => vec![call("inner", Some("a.rs")), call("outer", Some("b.rs"))],
+            0x20 => vec![call("<[u8; 4]>::outer", None)],
             _ => Vec::new(),
         };
         let profile = "2 10 read\n3 14 read\n4 14 page fault\n5 20 read\n6 30 read\n";
-        let lines = "page fault;outer;inner 4\nread;0x30 6\nread;<[u8: 4]>::outer 5\nread;outer;inner 5\n";
+        let lines = "page fault;outer;inner;a.rs:7 4\nread;0x30 6\nread;<[u8: 4]>::outer 5\nread;outer;inner;a.rs:7 5\n";
         assert_eq!(folded(profile, calls), lines);
     }
 }
