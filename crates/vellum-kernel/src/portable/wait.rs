@@ -18,8 +18,13 @@
 //! A spin lock around a list of wakers in order of arrival. Wakers are woken and dropped outside
 //! the lock, as either may run code that waits or wakes here. Dropping a waiting future removes it
 //! from the list.
+//!
+//! Beside the tasks, which a wake removes, a queue has watchers, which hear of each wake until they
+//! leave. They are woken under the lock.
 
+use crate::errno::Errno;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use core::future::Future;
 use core::mem;
@@ -40,12 +45,14 @@ pub struct Queue {
 struct Waiters {
     next: u64,
     list: VecDeque<(u64, Waker)>,
+    /// In ascending order of numbers.
+    watchers: Vec<(u64, Waker)>,
 }
 
 impl Queue {
     /// Creates an empty queue.
     pub const fn new() -> Self {
-        Queue { waiters: Mutex::new(Waiters { next: 0, list: VecDeque::new() }) }
+        Queue { waiters: Mutex::new(Waiters { next: 0, list: VecDeque::new(), watchers: Vec::new() }) }
     }
 
     /// Waits until `condition` returns a value, and returns the value. `condition` is called at
@@ -84,21 +91,48 @@ impl Queue {
         waker.is_some()
     }
 
-    /// Returns whether a waker that [`Queue::add`] added is still there.
-    pub fn has(&self, number: u64) -> bool {
-        self.waiters.lock().position(number).is_some()
+    /// Adds a waker that hears of each wake, until [`Queue::unwatch`] with the number that this
+    /// returns. It is woken under this queue's lock, by reference: it may wake other queues, but
+    /// not this one.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn watch(&self, watcher: Waker) -> Result<u64, Errno> {
+        let mut waiters = self.waiters.lock();
+        waiters.watchers.try_reserve(1)?;
+        let number = waiters.next;
+        waiters.next += 1;
+        waiters.watchers.push((number, watcher));
+        Ok(number)
     }
 
-    /// Wakes the first task in the queue. Returns whether there was one. Sufficient where all
-    /// waiting tasks wait for the same condition, and one of them can use all that is available.
+    /// Removes a waker that [`Queue::watch`] added.
+    pub fn unwatch(&self, number: u64) {
+        let mut waiters = self.waiters.lock();
+        let at = waiters.watchers.binary_search_by_key(&number, |&(number, _)| number);
+        let watcher = at.map(|at| waiters.watchers.remove(at));
+        drop(waiters);
+        drop(watcher);
+    }
+
+    /// Wakes the first task in the queue, and all watchers. Returns whether there was a task.
+    /// Sufficient where all waiting tasks wait for the same condition, and one of them can use all
+    /// that is available.
     pub fn wake_one(&self) -> bool {
-        let first = self.waiters.lock().list.pop_front();
+        let mut waiters = self.waiters.lock();
+        waiters.tell_watchers();
+        let first = waiters.list.pop_front();
+        drop(waiters);
         first.map(|(_, waker)| waker.wake()).is_some()
     }
 
-    /// Wakes all tasks that wait now.
+    /// Wakes all tasks that wait now, and all watchers.
     pub fn wake_all(&self) {
         let mut waiters = self.waiters.lock();
+        waiters.tell_watchers();
+        if waiters.list.is_empty() {
+            return;
+        }
         if waiters.list.len() > FEW {
             let all = mem::take(&mut waiters.list);
             drop(waiters);
@@ -110,9 +144,10 @@ impl Queue {
         few.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Returns the number of waiting tasks.
+    /// Returns the number of waiting tasks and of watchers.
     pub fn waiting(&self) -> usize {
-        self.waiters.lock().list.len()
+        let waiters = self.waiters.lock();
+        waiters.list.len() + waiters.watchers.len()
     }
 }
 
@@ -169,6 +204,10 @@ impl Drop for Waiter<'_> {
 }
 
 impl Waiters {
+    fn tell_watchers(&self) {
+        self.watchers.iter().for_each(|(_, watcher)| watcher.wake_by_ref());
+    }
+
     /// Returns the index of an entry. Numbers ascend, as entries are added only at the back.
     fn position(&self, number: u64) -> Option<usize> {
         self.list.binary_search_by_key(&number, |&(number, _)| number).ok()
@@ -288,6 +327,24 @@ mod tests {
         assert_eq!(next.woken(), 0);
         drop(woken);
         assert_eq!(next.woken(), 1, "the dropped waiter passed its wake on");
+    }
+
+    #[test]
+    fn a_watcher_hears_of_each_wake_and_takes_none_from_a_task() {
+        let queue = Queue::new();
+        let (watcher, watcher_waker) = Count::new();
+        let (task, task_waker) = Count::new();
+        let number = queue.watch(watcher_waker).unwrap();
+        let mut wait = pin!(queue.wait_until(|| None::<()>));
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&task_waker)).is_pending());
+        assert!(queue.wake_one());
+        assert_eq!((watcher.woken(), task.woken()), (1, 1));
+        assert!(!queue.wake_one());
+        queue.wake_all();
+        assert_eq!(watcher.woken(), 3);
+        queue.unwatch(number);
+        queue.wake_all();
+        assert_eq!((watcher.woken(), queue.waiting()), (3, 0));
     }
 
     /// Threads produce and consume tokens, and abandon waits in between: each token wakes a thread

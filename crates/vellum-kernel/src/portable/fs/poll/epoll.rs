@@ -1,6 +1,6 @@
 //! Sets of files that a program waits on (`epoll`).
 //!
-//! Each file of a set has a waker in the file's wait queue. A wake lists the file as one that may
+//! A set watches the wait queue of each of its files. A wake lists the file as one that may
 //! have an event, and wakes the tasks that wait on the set; these look only at the files that are
 //! listed (Linux: `rdllist`), the first first. A file that is level-triggered is listed again, as
 //! the last, as long as it has an event; one that is edge-triggered (`EPOLLET`) by the next wake.
@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::future::poll_fn;
 use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::task::Poll;
 use linux_raw_sys::general::{
     EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM,
@@ -56,11 +56,17 @@ impl EpollEvent {
 pub struct Epoll {
     this: Weak<Epoll>,
     state: Mutex<State>,
+    wakes: Arc<Wakes>,
+    /// The largest number of sets in a row that have contained this one. [`NESTING`] protects it.
+    above: AtomicU32,
+}
+
+/// A set's part that a file's wake changes. Entries share it with the set, so that a wake can't drop
+/// the set, which would lock the file's queue again.
+struct Wakes {
     listed: Mutex<Listed>,
     /// The tasks that wait on the set.
     waiting: Queue,
-    /// The largest number of sets in a row that have contained this one. [`NESTING`] protects it.
-    above: AtomicU32,
 }
 
 /// An event that [`Epoll::wait`] took out of a set.
@@ -76,7 +82,7 @@ pub struct TakenEvent {
 struct State {
     /// The entries, by the number of the descriptor and the address of the open file description:
     /// the descriptor may be another file's by now.
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, Member>,
     /// The number of entries at which those of closed files are looked for.
     look_at: usize,
 }
@@ -86,29 +92,32 @@ const FEW: usize = 8;
 
 type Key = (u32, usize);
 
+/// An entry that watches the wait queue of its file.
+struct Member {
+    entry: Arc<Entry>,
+    /// The number of the watcher in the file's queue.
+    number: u64,
+}
+
+/// A file of a set, which the file's wait queue refers to.
 struct Entry {
+    key: Key,
+    set: Arc<Wakes>,
     /// The file. It leaves the set when its last descriptor is closed.
     open: Weak<Open>,
     /// The opened file, which other open file descriptions may have as well.
     file: Weak<dyn File>,
-    wanted: EpollEvent,
-    note: Arc<Note>,
-    /// The number of the waker in the file's queue, which a wake may have removed.
-    waker: Option<u64>,
+    /// The events and the data that the program wants. [`Epoll::state`] protects them.
+    events: AtomicU32,
+    data: AtomicU64,
+    /// One of the constants below; [`Wakes::listed`] protects it.
+    place: AtomicU8,
 }
 
 /// The files that may have events, each once, in the order in which they are looked at. There is
-/// room for all entries of the set. It is locked after [`Epoll::state`].
+/// room for all entries of the set. It is locked after [`Epoll::state`] and after a file's queue.
 #[derive(Default)]
-struct Listed(VecDeque<Key>);
-
-/// An entry's part that the file's wait queue refers to.
-struct Note {
-    key: Key,
-    epoll: Weak<Epoll>,
-    /// One of the constants below; [`Epoll::listed`] protects it.
-    place: AtomicU8,
-}
+struct Listed(VecDeque<Arc<Entry>>);
 
 /// The place of an entry that is not listed.
 const UNLISTED: u8 = 0;
@@ -119,63 +128,76 @@ const GONE: u8 = 2;
 
 impl Listed {
     /// Lists an entry as the last, unless it is listed or gone. Returns whether it was not listed.
-    fn add(&mut self, note: &Note) -> bool {
-        let adds = note.place.load(Relaxed) == UNLISTED;
+    fn add(&mut self, entry: &Arc<Entry>) -> bool {
+        let adds = entry.place.load(Relaxed) == UNLISTED;
         if adds {
-            note.place.store(LISTED, Relaxed);
-            self.0.push_back(note.key);
+            entry.place.store(LISTED, Relaxed);
+            self.0.push_back(entry.clone());
         }
         adds
     }
 
     /// Removes an entry that leaves the set.
-    fn forget(&mut self, note: &Note) {
+    fn forget(&mut self, entry: &Arc<Entry>) {
         // Mostly an entry leaves that was listed or looked at last.
-        if note.place.swap(GONE, Relaxed) == LISTED
-            && let Some(at) = self.0.iter().rposition(|key| *key == note.key)
+        if entry.place.swap(GONE, Relaxed) == LISTED
+            && let Some(at) = self.0.iter().rposition(|other| Arc::ptr_eq(other, entry))
         {
             self.0.remove(at);
         }
     }
+
+    /// Takes the first entry off the list.
+    fn take_first(&mut self) -> Option<Arc<Entry>> {
+        let entry = self.0.pop_front()?;
+        entry.place.store(UNLISTED, Relaxed);
+        Some(entry)
+    }
 }
 
-impl Wake for Note {
-    fn wake(self: Arc<Self>) {
-        if let Some(epoll) = self.epoll.upgrade()
-            && epoll.listed.lock().add(&self)
-        {
-            epoll.waiting.wake_all();
+impl Wakes {
+    /// Lists an entry, and wakes the waiting tasks if it was not listed.
+    fn list(&self, entry: &Arc<Entry>) {
+        let adds = self.listed.lock().add(entry);
+        if adds {
+            self.waiting.wake_all();
         }
+    }
+}
+
+impl Wake for Entry {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.set.list(self);
     }
 }
 
 impl Entry {
-    /// Removes the waker from the file's queue.
-    fn leave(&mut self) {
-        if let (Some(number), Some(file)) = (self.waker.take(), self.file.upgrade())
-            && let Some(queue) = file.queue()
-        {
-            queue.remove(number);
-        }
+    fn wanted(&self) -> EpollEvent {
+        EpollEvent { events: self.events.load(Relaxed), data: self.data.load(Relaxed) }
     }
 
-    /// Returns the wanted events of a file that is not listed: from now on the next wake of the
-    /// file lists it. Returns `None` if the file is closed.
-    fn events(&mut self) -> Option<u32> {
-        let (open, file) = (self.open.upgrade()?, self.file.upgrade()?);
-        // The waker first, so that no event between the two is lost.
-        if let Some(queue) = file.queue()
-            && !self.waker.is_some_and(|number| queue.has(number))
-        {
-            self.waker = queue.add(self.note.clone().into());
-        }
-        Some(open.ready() & self.wanted.events & !FLAGS)
+    fn want(&self, wanted: EpollEvent) {
+        self.events.store(wanted.events, Relaxed);
+        self.data.store(wanted.data, Relaxed);
+    }
+
+    /// Returns the wanted events of the file, or `None` if it is closed.
+    fn ready(&self) -> Option<u32> {
+        Some(self.open.upgrade()?.ready() & self.events.load(Relaxed) & !FLAGS)
     }
 }
 
-impl Drop for Entry {
+impl Drop for Member {
     fn drop(&mut self) {
-        self.leave();
+        if let Some(file) = self.entry.file.upgrade()
+            && let Some(queue) = file.queue()
+        {
+            queue.unwatch(self.number);
+        }
     }
 }
 
@@ -197,8 +219,7 @@ impl Epoll {
         Arc::new_cyclic(|this| Epoll {
             this: this.clone(),
             state: Mutex::new(State { entries: BTreeMap::new(), look_at: FEW }),
-            listed: Mutex::default(),
-            waiting: Queue::new(),
+            wakes: Arc::new(Wakes { listed: Mutex::default(), waiting: Queue::new() }),
             above: AtomicU32::new(0),
         })
     }
@@ -210,9 +231,7 @@ impl Epoll {
     /// flags exclude each other. `ELOOP`: sets would contain each other, or too many in a row.
     pub fn add(&self, fd: u32, open: &Arc<Open>, wanted: EpollEvent) -> Result<(), Errno> {
         let file = open.file().map_err(|_| Errno::EPERM)?;
-        if file.queue().is_none() {
-            return Err(Errno::EPERM);
-        }
+        let queue = file.queue().ok_or(Errno::EPERM)?;
         let inner = epoll_of(open);
         if wanted.events & EPOLLEXCLUSIVE != 0 && (wanted.events & !WITH_EXCLUSIVE != 0 || inner.is_some()) {
             return Err(Errno::EINVAL);
@@ -233,27 +252,34 @@ impl Epoll {
             return Err(Errno::EEXIST);
         }
         let wanted = wanted.with_errors();
-        let note = Arc::new(Note { key, epoll: self.this.clone(), place: AtomicU8::new(UNLISTED) });
-        let mut listed = self.listed.lock();
+        let entry = Arc::new(Entry {
+            key,
+            set: self.wakes.clone(),
+            open: Arc::downgrade(open),
+            file: Arc::downgrade(file),
+            events: AtomicU32::new(wanted.events),
+            data: AtomicU64::new(wanted.data),
+            place: AtomicU8::new(UNLISTED),
+        });
+        let mut listed = self.wakes.listed.lock();
         let free = state.entries.len() + 1 - listed.0.len();
         listed.0.try_reserve(free)?;
-        listed.add(&note);
         drop(listed);
-        let (open_file, file) = (Arc::downgrade(open), Arc::downgrade(file));
-        let entry = Entry { open: open_file, file, wanted, note, waker: None };
-        state.entries.insert(key, entry);
+        let number = queue.watch(entry.clone().into())?;
+        state.entries.insert(key, Member { entry: entry.clone(), number });
         drop(state);
         if let Some(inner) = &inner {
             inner.move_below(self.above.load(Relaxed) + 1);
         }
-        self.waiting.wake_all();
+        // Only now, so that no event is lost that came before the watcher.
+        self.wakes.list(&entry);
         Ok(())
     }
 
     /// Notes that `above` sets in a row contain this one.
     fn move_below(&self, above: u32) {
         self.above.fetch_max(above, Relaxed);
-        let inner = |entry: &Entry| epoll_of(&*entry.open.upgrade()?);
+        let inner = |member: &Member| epoll_of(&*member.entry.open.upgrade()?);
         self.state.lock().entries.values().filter_map(inner).for_each(|inner| inner.move_below(above + 1));
     }
 
@@ -261,7 +287,7 @@ impl Epoll {
     /// than `depth`.
     fn contains(&self, other: &Epoll, depth: u32) -> bool {
         let is_or_contains = |inner: Arc<Epoll>| ptr::eq(&*inner, other) || inner.contains(other, depth - 1);
-        let inner = |entry: &Entry| epoll_of(&*entry.open.upgrade()?);
+        let inner = |member: &Member| epoll_of(&*member.entry.open.upgrade()?);
         depth == 0 || self.state.lock().entries.values().filter_map(inner).any(is_or_contains)
     }
 
@@ -270,15 +296,13 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`: it is not in the set. `EINVAL`: the entry is exclusive, or would be.
     pub fn modify(&self, fd: u32, open: &Arc<Open>, wanted: EpollEvent) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        let entry = state.entries.get_mut(&key(fd, open)).ok_or(Errno::ENOENT)?;
-        if (wanted.events | entry.wanted.events) & EPOLLEXCLUSIVE != 0 {
+        let state = self.state.lock();
+        let Member { entry, .. } = state.entries.get(&key(fd, open)).ok_or(Errno::ENOENT)?;
+        if (wanted.events | entry.events.load(Relaxed)) & EPOLLEXCLUSIVE != 0 {
             return Err(Errno::EINVAL);
         }
-        entry.wanted = wanted.with_errors();
-        self.listed.lock().add(&entry.note);
-        drop(state);
-        self.waiting.wake_all();
+        entry.want(wanted.with_errors());
+        self.wakes.list(entry);
         Ok(())
     }
 
@@ -289,8 +313,7 @@ impl Epoll {
     pub fn remove(&self, fd: u32, open: &Arc<Open>) -> Result<(), Errno> {
         let mut state = self.state.lock();
         let removed = state.entries.remove(&key(fd, open)).ok_or(Errno::ENOENT)?;
-        self.listed.lock().forget(&removed.note);
-        drop(state);
+        self.wakes.listed.lock().forget(&removed.entry);
         Ok(())
     }
 
@@ -300,10 +323,10 @@ impl Epoll {
         if state.entries.len() < state.look_at {
             return;
         }
-        state.entries.retain(|_, entry| {
+        state.entries.retain(|_, Member { entry, .. }| {
             let stays = entry.open.strong_count() > 0;
             if !stays {
-                self.listed.lock().forget(&entry.note);
+                self.wakes.listed.lock().forget(entry);
             }
             stays
         });
@@ -313,21 +336,17 @@ impl Epoll {
     /// Takes the first entry off the list, and calls `f` with it and the wanted events that its
     /// file has, if any. The entry is listed again if `f` returns true. Returns `None` if the list
     /// is empty.
-    fn look_at_first(&self, state: &mut State, f: impl FnOnce(&Key, &mut Entry, u32) -> bool) -> Option<()> {
-        let mut listed = self.listed.lock();
-        let key = listed.0.pop_front()?;
-        let Some(entry) = state.entries.get_mut(&key) else { return Some(()) };
-        entry.note.place.store(UNLISTED, Relaxed);
-        drop(listed);
-        match entry.events() {
+    fn look_at_first(&self, state: &mut State, f: impl FnOnce(&Entry, u32) -> bool) -> Option<()> {
+        let entry = self.wakes.listed.lock().take_first()?;
+        match entry.ready() {
             None => {
-                self.listed.lock().forget(&entry.note);
-                state.entries.remove(&key);
+                self.wakes.listed.lock().forget(&entry);
+                state.entries.remove(&entry.key);
             }
             Some(0) => {}
             Some(events) => {
-                if f(&key, entry, events) {
-                    self.listed.lock().add(&entry.note);
+                if f(&entry, events) {
+                    self.wakes.listed.lock().add(&entry);
                 }
             }
         }
@@ -338,20 +357,21 @@ impl Epoll {
     /// again behind all others, so that each has its turn.
     fn take(&self, most: usize, found: &mut Vec<TakenEvent>) -> Result<(), Errno> {
         let mut state = self.state.lock();
-        let listed = self.listed.lock().0.len();
+        let listed = self.wakes.listed.lock().0.len();
         found.try_reserve(most.min(listed))?;
         for _ in 0..listed {
             if found.len() == most {
                 break;
             }
-            self.look_at_first(&mut state, |key, entry, events| {
-                let event = EpollEvent { events, data: entry.wanted.data };
-                found.push(TakenEvent { key: *key, wanted: entry.wanted, event });
-                let once = entry.wanted.events & EPOLLONESHOT != 0;
+            self.look_at_first(&mut state, |entry, events| {
+                let wanted = entry.wanted();
+                let event = EpollEvent { events, data: wanted.data };
+                found.push(TakenEvent { key: entry.key, wanted, event });
+                let once = wanted.events & EPOLLONESHOT != 0;
                 if once {
-                    entry.wanted.events &= FLAGS;
+                    entry.events.store(wanted.events & FLAGS, Relaxed);
                 }
-                !once && entry.wanted.events & EPOLLET == 0
+                !once && wanted.events & EPOLLET == 0
             });
         }
         Ok(())
@@ -363,8 +383,12 @@ impl Epoll {
     /// # Errors
     /// `ENOMEM`.
     pub async fn wait(&self, most: usize) -> Result<Vec<TakenEvent>, Errno> {
-        let mut waiter = self.waiting.waiter();
         let mut found = Vec::new();
+        self.take(most, &mut found)?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let mut waiter = self.wakes.waiting.waiter();
         poll_fn(|context| {
             waiter.enqueue(context.waker());
             match self.take(most, &mut found) {
@@ -380,17 +404,24 @@ impl Epoll {
 
     /// Puts events back into the set, so that the next wait reports them if they are still there.
     pub fn put_back(&self, taken: &[TakenEvent]) {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         for taken in taken {
-            if let Some(entry) = state.entries.get_mut(&taken.key) {
-                if taken.wanted.events & EPOLLONESHOT != 0 && entry.wanted.events & !FLAGS == 0 {
-                    entry.wanted = taken.wanted;
+            if let Some(Member { entry, .. }) = state.entries.get(&taken.key) {
+                let events = entry.events.load(Relaxed);
+                if taken.wanted.events & EPOLLONESHOT != 0 && events & !FLAGS == 0 {
+                    entry.want(taken.wanted);
                 }
-                self.listed.lock().add(&entry.note);
+                self.wakes.list(entry);
             }
         }
-        drop(state);
-        self.waiting.wake_all();
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        // First the watchers, so that no wake lists an entry again. Listed entries share the list.
+        self.state.get_mut().entries.clear();
+        self.wakes.listed.lock().0.clear();
     }
 }
 
@@ -398,9 +429,9 @@ impl File for Epoll {
     fn ready(&self) -> u32 {
         let mut state = self.state.lock();
         let mut has_event = false;
-        let listed = self.listed.lock().0.len();
+        let listed = self.wakes.listed.lock().0.len();
         for _ in 0..listed {
-            self.look_at_first(&mut state, |_, _, _| {
+            self.look_at_first(&mut state, |_, _| {
                 has_event = true;
                 true
             });
@@ -412,7 +443,7 @@ impl File for Epoll {
     }
 
     fn queue(&self) -> Option<&Queue> {
-        Some(&self.waiting)
+        Some(&self.wakes.waiting)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -533,6 +564,16 @@ mod tests {
         assert_eq!(now(&set, 1), [wanted(IN, 2)]);
         set.remove(3, &again).unwrap();
         assert_eq!((now(&set, 1), set.remove(3, &again)), (vec![], Err(Errno::ENOENT)));
+    }
+
+    #[test]
+    fn a_dropped_set_leaves_nothing_behind() {
+        let (set, open) = (Epoll::new(), event(1));
+        set.add(3, &open, wanted(IN, 1)).unwrap();
+        assert_eq!(now(&set, 1).len(), 1, "and it is listed again");
+        let wakes = Arc::downgrade(&set.wakes);
+        drop(set);
+        assert_eq!((wakes.strong_count(), open.file().unwrap().queue().unwrap().waiting()), (0, 0));
     }
 
     #[test]
