@@ -5,6 +5,7 @@
 //! state and calls no other code of its host. The engine decides on policy; the host supplies
 //! mechanisms.
 
+pub mod bytes;
 mod storage;
 
 pub(crate) use storage::{MAX_REQUEST_FOLIOS, Part};

@@ -12,9 +12,10 @@ use crate::mem::{machine, payer, throttle, vmalloc};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::AtomicU8;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::page_cache::{finish_read, finish_write};
+use vellum::platform::bytes as page_bytes;
 use vellum::platform::{ReadRequest, WriteRequest};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::ext4::contents::Place;
@@ -146,13 +147,13 @@ impl Piece<'_> {
 
     /// Fills a hole's memory with zeros. Returns the number of bytes.
     fn clear(&self) -> usize {
-        clear(self.memory);
+        page_bytes::clear(self.memory);
         self.len
     }
 
     /// Copies the tail's bytes.
     fn copy_tail(&self, to: &mut [u8]) {
-        to.iter_mut().zip(self.memory).for_each(|(to, from)| *to = from.load(Relaxed));
+        page_bytes::load(self.memory, to);
     }
 
     /// Writes the tail at once. Returns the number of bytes written: all or none.
@@ -392,16 +393,11 @@ impl Transfers {
     }
 }
 
-/// Fills bytes with zeros.
-fn clear(bytes: &[AtomicU8]) {
-    bytes.iter().for_each(|byte| byte.store(0, Relaxed));
-}
-
 /// Fills what a request reads with zeros, from an offset in the file on.
 fn clear_behind(request: &ReadRequest, from: u64) {
     let mut at = request.pages().start * FRAME_SIZE;
     for bytes in to_read(request) {
-        clear(&bytes[from.saturating_sub(at).min(bytes.len() as u64) as usize..]);
+        page_bytes::clear(&bytes[from.saturating_sub(at).min(bytes.len() as u64) as usize..]);
         at += bytes.len() as u64;
     }
 }

@@ -4,7 +4,7 @@
 use crate::errno::Errno;
 use crate::wait::yield_now;
 use core::future::Future;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use vellum::platform::bytes::{self as page_bytes, PageBytes};
 
 /// Waits on behalf of the task that reads or writes, where a transfer stops because memory is short
 /// or because a page is being read from a disk.
@@ -29,9 +29,6 @@ impl Waits for NeverWaits {
         yield_now().await;
     }
 }
-
-/// Bytes of pages, which programs and other CPUs may write to at any time.
-pub type PageBytes = [AtomicU8];
 
 /// The size in bytes of the buffer on the stack for copies between a page and kernel memory.
 const PIECE: usize = 256;
@@ -62,7 +59,7 @@ pub trait Sink: Send {
         let mut parts = bytes.chunks(PIECE);
         in_pieces(|| {
             let (mut piece, part) = ([0; PIECE], parts.next().unwrap_or_default());
-            piece.iter_mut().zip(part).for_each(|(to, from)| *to = from.load(Relaxed));
+            page_bytes::load(part, &mut piece);
             self.put(&piece[..part.len()]).map(|put| (put, put == PIECE))
         })
     }
@@ -105,7 +102,7 @@ pub trait Source: Send {
         in_pieces(|| {
             let (mut piece, part) = ([0; PIECE], parts.next().unwrap_or_default());
             let taken = self.take(&mut piece[..part.len()])?;
-            part.iter().zip(&piece[..taken]).for_each(|(to, from)| to.store(*from, Relaxed));
+            page_bytes::store(part, &piece[..taken]);
             Ok((taken, taken == PIECE))
         })
     }
@@ -123,6 +120,12 @@ impl Sink for &mut [u8] {
         *self = later;
         Ok(count)
     }
+
+    fn put_page(&mut self, bytes: &PageBytes) -> Result<usize, Errno> {
+        let count = page_bytes::load(bytes, self);
+        *self = &mut core::mem::take(self)[count..];
+        Ok(count)
+    }
 }
 
 impl Source for &[u8] {
@@ -135,6 +138,12 @@ impl Source for &[u8] {
         let (now, later) = self.split_at(count);
         to[..count].copy_from_slice(now);
         *self = later;
+        Ok(count)
+    }
+
+    fn take_page(&mut self, to: &PageBytes) -> Result<usize, Errno> {
+        let count = page_bytes::store(to, self);
+        *self = &self[count..];
         Ok(count)
     }
 }

@@ -3,10 +3,9 @@
 use super::filling::Filling;
 use super::{ObjectContents, PAGE, errno, pages_of};
 use crate::mem::payer;
-use core::sync::atomic::Ordering;
 use vellum::page_cache::Overwrite;
+use vellum::platform::bytes as page_bytes;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::io::PageBytes;
 use vellum_kernel::fs::{Pages, Source};
 
 impl ObjectContents {
@@ -37,7 +36,7 @@ impl ObjectContents {
         let mut skip = (at % PAGE) as usize;
         let (mut done, mut bytes, mut failed) = (0, 0, None);
         for folio in filling.folios() {
-            zero(&folio[..skip]);
+            page_bytes::clear(&folio[..skip]);
             let taken = match from.take_page(&folio[skip..]) {
                 Ok(taken) => taken,
                 Err(error) => {
@@ -47,7 +46,7 @@ impl ObjectContents {
             };
             done += taken;
             bytes += (skip + taken) as u64;
-            zero(&folio[skip + taken..]);
+            page_bytes::clear(&folio[skip + taken..]);
             if skip + taken < folio.len() {
                 break;
             }
@@ -120,9 +119,4 @@ impl ObjectContents {
         }
         Ok(())
     }
-}
-
-/// Zeroes bytes of pages.
-fn zero(bytes: &PageBytes) {
-    bytes.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
 }

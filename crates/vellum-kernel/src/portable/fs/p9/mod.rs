@@ -24,10 +24,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general::{O_DIRECTORY, O_RDONLY, V9FS_MAGIC};
 use message::{DIRECTORY, LINK, Node, Reader, Request, Writer};
 use spin::Mutex;
+use vellum::platform::bytes as page;
 
 /// The largest message in bytes.
 pub const LARGEST_MESSAGE: usize = 64 << 10;
@@ -194,7 +194,7 @@ impl Folder {
             let read = self.ask(Request::Read, write, |reply| {
                 let count = reply.u32()?;
                 let bytes = reply.take(count as usize).filter(|bytes| bytes.len() <= most)?;
-                to.iter().zip(bytes).for_each(|(to, byte)| to.store(*byte, Relaxed));
+                page::store(to, bytes);
                 Some(bytes.len())
             })?;
             if read == 0 {
