@@ -72,7 +72,8 @@ mod tests {
             _ => Vec::new(),
         };
         let profile = "2 10 read\n3 14 read\n4 14 page fault\n5 20 read\n6 30 read\n";
-        let lines = "page fault;outer;inner;a.rs:7 4\nread;0x30 6\nread;<[u8: 4]>::outer 5\nread;outer;inner;a.rs:7 5\n";
+        let lines =
+            "page fault;outer;inner;a.rs:7 4\nread;0x30 6\nread;<[u8: 4]>::outer 5\nread;outer;inner;a.rs:7 5\n";
         assert_eq!(folded(profile, calls), lines);
     }
 }

@@ -46,7 +46,7 @@ pub async fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, r
 async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, theirs: &UserBytes) -> Answer {
     const PIECE: u64 = 64 << 10;
     let (mut done, mut rest) = (0, PIECE);
-    for (address, len) in theirs.pieces() {
+    for &(address, len) in theirs.pieces() {
         let mut at = 0;
         while at < len && mine.left() > 0 {
             let most = (len - at).min(FRAME_SIZE - (address.wrapping_add(at) & (FRAME_SIZE - 1)));
@@ -84,7 +84,7 @@ pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: 
     may_look_into(thread, &process)?;
     let memory = process.memory().ok_or(Errno::ESRCH)?;
     let mut done = 0;
-    for (address, len) in pieces.pieces() {
+    for &(address, len) in pieces.pieces() {
         match memory::advise(thread, &memory, address, len, advice).await {
             Ok(_) => done += len,
             Err(_) if done > 0 => break,

@@ -157,9 +157,9 @@ pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, traits: 
         amount(text, name, bytes)?;
     }
     amounts(text, usage, false)?;
-    writeln!(text, "{:<16}{:>8}", "THPeligible:", u32::from(traits.huge))?;
+    text.amount("THPeligible:", u64::from(traits.huge), "")?;
     if let Some(key) = traits.key {
-        writeln!(text, "{:<16}{key:>8}", "ProtectionKey:")?;
+        text.amount("ProtectionKey:", u64::from(key), "")?;
     }
     text.write_str("VmFlags: ")?;
     for flag in traits.flags {
@@ -178,7 +178,7 @@ pub fn rollup(text: &mut Text, range: Range<u64>, sum: &Usage) -> fmt::Result {
 }
 
 fn amount(text: &mut Text, name: &str, bytes: u64) -> fmt::Result {
-    writeln!(text, "{name:<16}{:>8} kB", kib(bytes))
+    text.amount(name, kib(bytes), " kB")
 }
 
 fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {

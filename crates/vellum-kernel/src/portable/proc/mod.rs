@@ -40,6 +40,34 @@ impl Text {
         Ok(())
     }
 
+    /// Writes a line: the name in at least 16 columns, the number at the end of at least 8 more, and
+    /// the unit. `smaps` has some 25 such lines a VMA, and programs read it often.
+    ///
+    /// # Errors
+    /// Fails if there is no memory for it.
+    fn amount(&mut self, name: &str, number: u64, unit: &str) -> fmt::Result {
+        const MOST_DIGITS: usize = 20;
+        let mut digits = [b' '; MOST_DIGITS];
+        let (mut left, mut first) = (number, MOST_DIGITS);
+        loop {
+            first -= 1;
+            digits[first] = b'0' + (left % 10) as u8;
+            left /= 10;
+            if left == 0 {
+                break;
+            }
+        }
+        let name_columns = 16.max(name.len());
+        let number = &digits[first.min(MOST_DIGITS - 8)..];
+        self.0.try_reserve(name_columns + number.len() + unit.len() + 1).map_err(|_| fmt::Error)?;
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.resize(self.0.len() + name_columns - name.len(), b' ');
+        self.0.extend_from_slice(number);
+        self.0.extend_from_slice(unit.as_bytes());
+        self.0.push(b'\n');
+        Ok(())
+    }
+
     /// Returns the text that `write` writes.
     ///
     /// # Errors
@@ -54,4 +82,21 @@ impl Text {
 /// Converts bytes to KiB.
 const fn kib(bytes: u64) -> u64 {
     bytes / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    #[test]
+    fn an_amount_is_a_line_as_the_formatter_writes_it() {
+        for number in [0, 7, 10, 99_999_999, 100_000_000, u64::MAX] {
+            for name in ["Rss:", "Private_Hugetlb:", "A name of 20 letters"] {
+                let of = |write: &dyn Fn(&mut Text) -> fmt::Result| Text::of(|text| write(text)).unwrap();
+                let amount = of(&|text| text.amount(name, number, " kB"));
+                assert_eq!(amount, of(&|text| writeln!(text, "{name:<16}{number:>8} kB")));
+            }
+        }
+    }
 }

@@ -98,7 +98,7 @@ pub fn meminfo(text: &mut Text, memory: &Memory) -> fmt::Result {
         row(text, name, bytes)?;
     }
     for name in ["HugePages_Total:", "HugePages_Free:", "HugePages_Rsvd:", "HugePages_Surp:"] {
-        writeln!(text, "{name:<16}{:>8}", 0)?;
+        text.amount(name, 0, "")?;
     }
     row(text, "Hugepagesize", memory.huge_page)?;
     row(text, "Hugetlb", 0)?;
