@@ -58,7 +58,8 @@ impl Cache {
     /// Reads from memory or from the device. Returns whether it succeeded.
     pub(super) fn read(&self, device: &dyn BlockDevice, at: u64, to: &mut [u8]) -> bool {
         let mut kept = self.0.lock();
-        if to.len() != kept.block {
+        // Whatever is kept lies in one set: nothing that begins inside a block.
+        if to.len() != kept.block || !at.is_multiple_of(kept.block as u64) {
             return device.read(at, to);
         }
         let set = kept.set(at);
