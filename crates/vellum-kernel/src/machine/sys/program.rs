@@ -336,13 +336,14 @@ pub fn read_string(memory: &Arc<UserSpace>, address: u64, most: usize) -> Result
     let mut string = Vec::new();
     let mut at = address;
     loop {
-        // A read ends at the page boundary: the next page may be unmapped.
-        let mut piece = [0; 256];
+        // A read ends at the page boundary: the next page may be unmapped. Most strings are short.
+        let mut piece = [0; 64];
         let room = (4096 - at % 4096).min(piece.len() as u64) as usize;
         let copied = uaccess::read_some(memory, at, &mut piece[..room]);
         let end = CStr::from_bytes_until_nul(&piece[..copied]).ok().map(CStr::count_bytes);
-        string.try_reserve(copied)?;
-        string.extend_from_slice(&piece[..end.unwrap_or(copied)]);
+        let found = &piece[..end.unwrap_or(copied)];
+        string.try_reserve(found.len())?;
+        string.extend_from_slice(found);
         if string.len() >= most {
             return Err(Errno::ENAMETOOLONG);
         }

@@ -257,6 +257,7 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::FaultsAfter;
     use super::*;
+    use core::sync::atomic::AtomicU8;
     use std::vec;
 
     /// Bytes go to and from a page in pieces, and a fault in user memory ends the transfer with the

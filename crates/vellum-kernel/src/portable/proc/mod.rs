@@ -40,8 +40,8 @@ impl Text {
         Ok(())
     }
 
-    /// Writes a line: the name in at least 16 columns, the number at the end of at least 8 more, and
-    /// the unit. `smaps` has some 25 such lines a VMA, and programs read it often.
+    /// Writes a line: the name in at least 16 columns, the number at the end of at least 8 more,
+    /// and the unit. `smaps` has some 25 such lines a VMA, and programs read it often.
     ///
     /// # Errors
     /// Fails if there is no memory for it.

@@ -82,14 +82,14 @@ impl View<'_> {
                 continue;
             }
             let last = rest.iter().all(|byte| *byte == b'/');
-            let slash = text.ends_with(b"/");
+            let slash = last && !rest.is_empty();
             let inode = match here.find(name) {
                 Ok(inode) => Some(self.names.follow_mounts(inode)),
                 Err(Errno::ENOENT) if last => None,
                 Err(error) => return Err(error),
             };
             match inode {
-                Some(inode) if inode.kind() == Kind::Link && (!last || follow || slash) => {
+                Some(inode) if (!last || follow || slash) && inode.kind() == Kind::Link => {
                     links += 1;
                     if links > MAX_LINKS {
                         return Err(Errno::ELOOP);
@@ -143,8 +143,26 @@ impl View<'_> {
 /// slashes.
 fn component(text: &[u8], from: usize) -> Option<Range<usize>> {
     let start = from + text[from..].iter().position(|byte| *byte != b'/')?;
-    let end = text[start..].iter().position(|byte| *byte == b'/').map_or(text.len(), |length| start + length);
-    Some(start..end)
+    Some(start..start + to_slash(&text[start..]))
+}
+
+/// Returns the number of bytes before the first slash, word by word: components are short, and
+/// each lookup has several.
+fn to_slash(text: &[u8]) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGH: u64 = 0x80 * ONES;
+    let (words, rest) = text.as_chunks();
+    for (nth, word) in words.iter().enumerate() {
+        // A byte is zero if a slash was there. The borrow of a zero byte reaches only bytes above
+        // it, so the lowest bit that is left is right.
+        let word = u64::from_le_bytes(*word) ^ (ONES * b'/' as u64);
+        let zero = word.wrapping_sub(ONES) & !word & HIGH;
+        if zero != 0 {
+            return 8 * nth + zero.trailing_zeros() as usize / 8;
+        }
+    }
+    let length = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+    8 * words.len() + length
 }
 
 /// Returns a part of a text that may live as long as the path that it came from.
@@ -153,4 +171,23 @@ fn owned_by<'p>(text: &Cow<'p, [u8]>, range: Range<usize>) -> Result<Cow<'p, [u8
         Cow::Borrowed(path) => Cow::Borrowed(&path[range]),
         Cow::Owned(text) => Cow::Owned(copy_of(&text[range])?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_component_ends_before_the_first_slash() {
+        let text = *b"0\xaf\x2e23456789abcdefgh";
+        for at in 0..=text.len() {
+            for len in at..=text.len() {
+                let mut text = text;
+                text[at..len].fill(b'/');
+                assert_eq!(to_slash(&text[..len]), at);
+            }
+        }
+        assert_eq!((component(b"//usr//lib/", 0), component(b"//usr//lib/", 5)), (Some(2..5), Some(7..10)));
+        assert_eq!(component(b"//usr//lib/", 10), None);
+    }
 }

@@ -22,6 +22,7 @@ use super::meta::{Access, Device, Kind};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 
 /// The rights to a directory that adding and removing its entries requires: write and search.
@@ -31,6 +32,8 @@ const ENTRY_CHANGE: Access = Access(3);
 #[derive(Default)]
 pub struct Namespace {
     mounts: Mutex<Vec<Mounted>>,
+    /// A bit for the inode number of each mount point: most inodes that a lookup finds are none.
+    mounted_on: AtomicU64,
     devices: Mutex<Vec<((Kind, Device), Driver)>>,
 }
 
@@ -56,6 +59,16 @@ struct Mounted {
     mount: Mount,
     on: (u64, u64),
     root: (u64, u64),
+}
+
+/// Returns the bit of an inode in [`Namespace::mounted_on`].
+fn bit((_, number): (u64, u64)) -> u64 {
+    1 << (number % 64)
+}
+
+/// Returns the bits of all mount points.
+fn bits(mounts: &[Mounted]) -> u64 {
+    mounts.iter().fold(0, |bits, mounted| bits | bit(mounted.on))
 }
 
 /// Returns true if both are the same inode: of the same device, with the same number.
@@ -92,6 +105,7 @@ impl Namespace {
         }
         mounts.try_reserve(1)?;
         mounts.push(Mounted { mount, on, root });
+        self.mounted_on.store(bits(&mounts), Relaxed);
         Ok(())
     }
 
@@ -103,7 +117,9 @@ impl Namespace {
         let mut mounts = self.mounts.lock();
         let root = root.identity();
         let at = mounts.iter().rposition(|mounted| mounted.root == root).ok_or(Errno::EINVAL)?;
-        Ok(mounts.remove(at).mount)
+        let removed = mounts.remove(at).mount;
+        self.mounted_on.store(bits(&mounts), Relaxed);
+        Ok(removed)
     }
 
     /// Sets whether the newest mount with this root is read-only.
@@ -162,11 +178,11 @@ impl Namespace {
     /// mounted on it (Linux: `follow_down`).
     fn follow_mounts(&self, mut inode: Arc<dyn Inode>) -> Arc<dyn Inode> {
         loop {
-            let mounts = self.mounts.lock();
-            if mounts.is_empty() {
+            let identity = inode.identity();
+            if self.mounted_on.load(Relaxed) & bit(identity) == 0 {
                 return inode;
             }
-            let identity = inode.identity();
+            let mounts = self.mounts.lock();
             match mounts.iter().find(|mounted| mounted.on == identity) {
                 Some(mounted) => inode = mounted.mount.root.clone(),
                 None => return inode,

@@ -11,6 +11,7 @@ use crate::fs::tree::{Capacity, FIRST_OVER_DISK, Host, Tree};
 use crate::testing::{self, block_on};
 use alloc::string::String;
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general::{O_CREAT, O_RDWR, O_TRUNC};
 use std::sync::{LazyLock, Mutex as Lock};
 use std::vec;

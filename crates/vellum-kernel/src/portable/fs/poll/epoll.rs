@@ -61,8 +61,8 @@ pub struct Epoll {
     above: AtomicU32,
 }
 
-/// A set's part that a file's wake changes. Entries share it with the set, so that a wake can't drop
-/// the set, which would lock the file's queue again.
+/// A set's part that a file's wake changes. Entries share it with the set, so that a wake can't
+/// drop the set, which would lock the file's queue again.
 struct Wakes {
     listed: Mutex<Listed>,
     /// The tasks that wait on the set.

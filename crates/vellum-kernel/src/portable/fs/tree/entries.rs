@@ -72,7 +72,23 @@ struct Slot {
 /// Returns whether the slot with this index has an entry of this name.
 fn has_name(slots: &[Slot], index: usize, name: &[u8]) -> bool {
     let entry = slots.get(index).and_then(|slot| slot.entry.as_ref());
-    entry.is_some_and(|(own, _)| **own == *name)
+    entry.is_some_and(|(own, _)| is_same(own, name))
+}
+
+/// Compares names. Most are short, so that a call of `memcmp` would take longer.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    // The last bytes may be compared twice.
+    if a.len() < 4 {
+        a.iter().eq(b)
+    } else if a.len() < 8 {
+        a.first_chunk::<4>() == b.first_chunk() && a.last_chunk::<4>() == b.last_chunk()
+    } else {
+        let (words, others) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
+        words.iter().zip(others).all(|(a, b)| a == b) && a.last_chunk::<8>() == b.last_chunk()
+    }
 }
 
 /// Returns the hash of the name in the slot with this index.
@@ -197,5 +213,24 @@ impl Entries {
             let (name, child) = slot.entry.as_ref()?;
             Some((slot.position, &**name, child))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_same_if_all_bytes_are() {
+        let name = b"abcdefghijklmnopqrst";
+        for len in 0..=name.len() {
+            assert!(is_same(&name[..len], &name.to_vec()[..len]));
+            assert!(!is_same(&name[..len], &name[..len.saturating_sub(1)]) || len == 0);
+            for at in 0..len {
+                let mut other = *name;
+                other[at] ^= 0x20;
+                assert!(!is_same(&name[..len], &other[..len]), "{at} of {len}");
+            }
+        }
     }
 }
