@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
 use super::run::Cont;
+use super::walk::{are_empty, leading_empty};
 use super::{LockedTable, Run};
 use crate::arch::{Arch, Kind};
 use crate::platform::{Event, Platform, trace};
@@ -129,7 +130,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
         let alike = |most, raw, step| self.match_entries(index, most, Sequence { first: raw, step }, !0, |_, _| ()).len;
         match kind {
             Kind::Table | Kind::Busy => None,
-            Kind::None => run(alike(until - index, 0, 0), 0),
+            Kind::None => run(leading_empty(&self.entries()[index..until]), 0),
             Kind::Marker => run(alike(most, raw, 0), raw),
             // A huge swap entry is a run by itself. It names the first of many consecutive slots,
             // so the slots of two such neighbours differ by more than the one slot of
@@ -273,7 +274,7 @@ impl<P: Platform> LockedTable<'_, '_, P> {
     /// Returns true if the `n` entries from `va` on are all empty.
     pub(crate) fn is_empty(&self, va: u64, n: usize) -> bool {
         let index = self.index(va);
-        self.entries()[index..index + n].iter().all(|entry| entry.load(Relaxed) == 0)
+        are_empty(&self.entries()[index..index + n])
     }
 
     /// Writes a run of any kind into empty entries, and adds it to the live count.

@@ -315,7 +315,7 @@ impl<'m, P: Platform> PageTables<'m, P> {
         let len = (block.len() >> self.arch.level_shift(at.level)) as usize;
         // SAFETY: the walk keeps the page table from being freed. A naturally aligned block smaller
         // than the page table lies entirely in it.
-        unsafe { self.entry_slice(at.table, first..first + len) }.iter().all(|entry| entry.load(Relaxed) == 0)
+        are_empty(unsafe { self.entry_slice(at.table, first..first + len) })
     }
 
     /// Begins a walk, which ends when the guard is dropped.
@@ -358,10 +358,22 @@ impl<'m, P: Platform> PageTables<'m, P> {
     }
 }
 
-/// Returns the number of empty entries before the first that is not empty. Reads eight entries at a
-/// time without a branch between them, because most of an address space is holes.
-fn leading_empty(entries: &[AtomicU64]) -> usize {
-    let is_empty = |part: &&[AtomicU64]| part.iter().fold(0, |any, entry| any | entry.load(Relaxed)) == 0;
-    let eights = 8 * entries.chunks_exact(8).take_while(is_empty).count();
-    eights + entries[eights..].iter().take_while(|entry| entry.load(Relaxed) == 0).count()
+/// Returns the number of empty entries before the first that is not empty. Reads many entries at a
+/// time, because most of an address space is holes.
+pub(super) fn leading_empty(entries: &[AtomicU64]) -> usize {
+    const MANY: usize = 16;
+    let many = MANY * entries.chunks_exact(MANY).take_while(|part| any_bits(part) == 0).count();
+    many + entries[many..].iter().take_while(|entry| entry.load(Relaxed) == 0).count()
+}
+
+/// Returns whether all entries are empty. Reads eight at a time, as most blocks that a fault looks
+/// at are.
+pub(super) fn are_empty(entries: &[AtomicU64]) -> bool {
+    let (eights, rest) = entries.as_chunks::<8>();
+    eights.iter().all(|eight| any_bits(eight) == 0) && any_bits(rest) == 0
+}
+
+/// Returns the bits that any of the entries has, which are read without a branch between them.
+fn any_bits(entries: &[AtomicU64]) -> u64 {
+    entries.iter().fold(0, |any, entry| any | entry.load(Relaxed))
 }

@@ -176,6 +176,26 @@ impl Vmas {
         })
     }
 
+    /// Returns the addresses from the start of the first VMA of `range` to the end of the last one
+    /// before a gap of a block of 2^`shift` bytes, or of a bounded number of VMAs.
+    pub(in crate::space) fn next_together<P: Platform>(
+        &self,
+        platform: &P,
+        range: UserRange,
+        shift: u32,
+    ) -> Option<UserRange> {
+        const MOST: usize = 64;
+        let mut vmas = self.overlapping(platform, range).take(MOST);
+        let VirtRange { start, mut end } = *vmas.next()?.range;
+        for vma in vmas {
+            if vma.range.start >> shift > (end >> shift) + 1 {
+                break;
+            }
+            end = vma.range.end;
+        }
+        Some(range.tail(start.max(range.start)).head(end))
+    }
+
     /// Visits the VMAs of `range` once and returns their properties. Calls `check` for each VMA,
     /// with the VMA and with a flag that is true if all of the range up to the end of that VMA is
     /// mapped.

@@ -82,12 +82,28 @@ impl<'m, P: Platform> Zap<'_, 'm, P> {
     /// the kinds that `keep` keeps.
     pub(in crate::space) fn all_but(self, range: UserRange, keep: Keep) {
         self.space.peak.note(&self.tables().slots);
-        let mut gather = self.space.gather(range);
+        self.pieces(range, keep, &mut self.space.gather(range));
+    }
+
+    fn pieces(self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) {
         let mut at = range.start;
         while at < range.end {
             // This can't fail: no huge PTE reaches across an end of the range, and no other CPU can
             // map memory in it any more.
-            at = self.piece(range.tail(at), keep, &mut gather).unwrap_or(range.end);
+            at = self.piece(range.tail(at), keep, gather).unwrap_or(range.end);
+        }
+    }
+
+    /// Clears the PTEs of `range` as [`Zap::all`] does, under the same condition. Looks only at the
+    /// page tables that VMAs may have, which saves the search of the largest holes.
+    pub(in crate::space) fn all_vmas(self, range: UserRange) {
+        self.space.peak.note(&self.tables().slots);
+        let mut gather = self.space.gather(range);
+        let mut rest = range;
+        let next = |rest| self.space.read().next_together(self.platform(), rest, self.arch().level_shift(2));
+        while let Some(together) = next(rest) {
+            self.pieces(together, Keep::Nothing, &mut gather);
+            rest = rest.tail(together.end);
         }
     }
 

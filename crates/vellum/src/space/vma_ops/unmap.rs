@@ -85,7 +85,7 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         vmas.each(machine, range, |v| v.state = State::Dying);
         vmas.account_all(machine, range, -1);
         change.unlock();
-        Zap::of(self.space).all(range);
+        Zap::of(self.space).all_vmas(range);
         change.vmas().remove(machine, range);
     }
 
