@@ -1,36 +1,58 @@
-# A Debian system as a disk for `--root`. Sourced by `x`, after `prepare.sh`, from the repository's root.
+# A Debian system as a disk for `--root`, and its programs on the reference kernel. Sourced by `x`, after
+# `programs.sh`, from the repository's root.
 
-# The programs of the scripts in programs/debian.
+# The packages of the scripts in programs/debian, beside those that Debian installs always.
 DEBIAN_PROGRAMS=(bash busybox bzip2 findutils gcc gdb git libc6-dev make memcached nginx-light nodejs openjdk-17-jdk-headless
     perl postgresql-15 postgresql-contrib-15 procps python3 redis-server redis-tools sqlite3 strace stress-ng tcl xz-utils)
-# Those of a system for a foreign architecture, whose packages are unpacked and not configured.
-DEBIAN_UNPACKED=(bash busybox coreutils dash findutils grep libc-bin perl-base python3-minimal sed sqlite3 tar)
+# Those of a small system, which are unpacked and not configured, so that they may be another architecture's.
+DEBIAN_SMALL=(bash busybox coreutils dash diffutils findutils git grep gzip libc-bin perl python3 redis-server
+    redis-tools sed sqlite3 tar util-linux)
+# The scripts that run on a small system.
+DEBIAN_SCRIPTS=(bash dash git perl python redis sqlite tar)
 
-# need_debian_image: sets IMAGE to a disk image with Debian 12 for $ARCH in an ext4 file system, and the
-# scripts of programs/debian in /programs. Needs the right to make device files.
+# need_debian_image [small]: sets IMAGE to a disk image with Debian 12 for $ARCH in an ext4 file system, and the
+# scripts of programs/debian in /programs. A system for another architecture than this machine's is a small one.
 need_debian_image() {
-    local folder=target/debian/$ARCH mirror included variant=minbase include=("${DEBIAN_PROGRAMS[@]}") hooks=()
-    IMAGE=$folder/root.img
+    local folder=target/debian/$ARCH size=${1:-full} variant=minbase when=customize included=("${DEBIAN_PROGRAMS[@]}")
+    local mirror hooks tree
+    [ "$DEBIAN" = "$(dpkg --print-architecture)" ] || size=small
+    IMAGE=$folder/$size.img
     [ ! -e "$IMAGE" ] || return 0
-    [ "$(id -u)" = 0 ] || die "a Debian system is made by root alone: sudo ./x debian"
+    [ "$(id -u)" = 0 ] || die "root alone makes a Debian system: sudo ./x debian"
     need mmdebstrap "to make a Debian system" mmdebstrap
     need mke2fs "to make a file system" e2fsprogs
     need_debian_mirror || die "no Debian mirror in apt's sources to make a Debian system from"
-    if [ "$DEBIAN" = "$(dpkg --print-architecture)" ]; then
-        hooks=(--customize-hook='mkdir "$1/programs" && cp programs/debian/* "$1/programs"'
-            --customize-hook='chroot "$1" javac -d /programs /programs/Load.java')
+    # No hook comes after that which follows the unpacking, if nothing is configured.
+    [ "$size" = full ] || variant=extract when=extract included=("${DEBIAN_SMALL[@]}")
+    hooks=("--$when-hook"='mkdir "$1/programs" && cp programs/debian/* "$1/programs"')
+    if [ "$size" = full ]; then
+        hooks+=(--customize-hook='chroot "$1" javac -d /programs /programs/Load.java')
     else
-        variant=extract include=("${DEBIAN_UNPACKED[@]}")
-        hooks=(--customize-hook='mkdir "$1/programs" && cp programs/debian/* "$1/programs"'
-            --customize-hook='ln -sf dash "$1/bin/sh"')
+        hooks+=(--extract-hook='ln -sf dash "$1/bin/sh"')
     fi
+    tree=$folder/tree.$size
     mkdir -p "$folder"
-    rm -rf "$folder/tree" "$IMAGE.new"
-    included=$(IFS=, && echo "${include[*]}")
-    say "making a Debian 12 for $DEBIAN in $folder: about a minute, and 3 GB"
-    mmdebstrap --mode=root --variant="$variant" --architectures="$DEBIAN" --include="$included" "${hooks[@]}" \
-        bookworm "$folder/tree" "$mirror" || die "the Debian system could not be made"
-    mke2fs -q -t ext4 -d "$folder/tree" "$IMAGE.new" 3G || die "the file system could not be made"
-    rm -rf "$folder/tree"
+    rm -rf "$tree" "$IMAGE.new"
+    say "making a Debian 12 ($size) for $DEBIAN in $folder: up to a minute, and 3 GB"
+    mmdebstrap --mode=root --variant="$variant" --architectures="$DEBIAN" --include="$(IFS=, && echo "${included[*]}")" \
+        "${hooks[@]}" bookworm "$tree" "$mirror" || die "the Debian system could not be made"
+    mke2fs -q -t ext4 -d "$tree" "$IMAGE.new" 3G || die "the file system could not be made"
+    rm -rf "$tree"
     mv "$IMAGE.new" "$IMAGE"
+}
+
+step_debian() {
+    run cargo build -p vellum-cli
+    for_each_arch need_debian_image small
+    on_all_machines debian_programs
+}
+
+debian_programs() {
+    local script IMAGE
+    need_debian_image small
+    build_kernel kernel
+    for script in "${DEBIAN_SCRIPTS[@]}"; do
+        expect 0 "programs/debian/$script.sh" \
+            guest --smp 4 --mem 1G --root "$IMAGE" -- /bin/sh "/programs/$script.sh" </dev/null
+    done
 }
