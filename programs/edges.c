@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 
 // Only a descriptor that may write adds seals.
 static bool seals_need_the_right_to_write(void) {
@@ -187,6 +188,114 @@ static bool a_pool_of_huge_pages_is_shown(void) {
     return good && !close(file);
 }
 
+static bool fails(long answer, int error) {
+    return answer == -1 && errno == error;
+}
+
+// The peak resident set of children is that of the largest that was waited for, and none of the
+// parent's.
+static bool peaks_of_children_are_those_waited_for(void) {
+    struct rusage one, all;
+    bool good = !getrusage(RUSAGE_CHILDREN, &all);
+    long before = all.ru_maxrss;
+    size_t length = 24 << 20;
+    for (int round = 0; round < 2; round++) {
+        // The second child is smaller.
+        pid_t child = fork();
+        if (!child) {
+            char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            touch(memory, round ? length / 4 : length, 1);
+            munmap(memory, length);
+            _exit(0);
+        }
+        siginfo_t info;
+        good &= !syscall(SYS_waitid, P_PID, child, &info, WEXITED | WNOWAIT, NULL);
+        good &= !getrusage(RUSAGE_CHILDREN, &all) && (round || all.ru_maxrss == before);
+        if (round)
+            good &= wait4(child, NULL, 0, &one) == child;
+        else
+            good &= !syscall(SYS_waitid, P_PID, child, &info, WEXITED, &one);
+        good &= !getrusage(RUSAGE_CHILDREN, &all) && all.ru_maxrss >= 24 << 10 && all.ru_maxrss < 200 << 10;
+        good &= round ? one.ru_maxrss < 24 << 10 && one.ru_maxrss >= 6 << 10 : one.ru_maxrss == all.ru_maxrss;
+    }
+    return good && !getrusage(RUSAGE_SELF, &one) && one.ru_maxrss < 24 << 10;
+}
+
+// Fields that a kernel does not know must be zero.
+static bool clone3_takes_longer_arguments(void) {
+    uint64_t arguments[32] = {[4] = SIGCHLD};
+    bool good = true;
+    pid_t child = (pid_t)syscall(SYS_clone3, arguments, sizeof arguments);
+    if (!child)
+        _exit(7);
+    int status = 0;
+    good &= child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7;
+    arguments[31] = 1;
+    good &= fails(syscall(SYS_clone3, arguments, sizeof arguments), E2BIG);
+    good &= fails(syscall(SYS_clone3, arguments, PAGE + 8), E2BIG);
+    good &= fails(syscall(SYS_clone3, arguments, 56), EINVAL);
+    char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(pages + PAGE, PAGE, PROT_NONE);
+    memcpy(pages + PAGE - 64, arguments, 64);
+    good &= fails(syscall(SYS_clone3, pages + PAGE - 64, 128), EFAULT);
+    // Numbers for the child: an array and its length, both or neither.
+    uint64_t numbers[11] = {[4] = SIGCHLD, [8] = (uintptr_t)&child};
+    good &= fails(syscall(SYS_clone3, numbers, sizeof numbers), EINVAL);
+    munmap(pages, 2 * PAGE);
+    return good;
+}
+
+// The memory is checked before the process, and the process before the advice.
+static bool process_madvise_checks_in_order(void) {
+    enum { BAD_ADVICE = 999 };
+    struct iovec one = {NULL, 0};
+    pid_t child = fork();
+    if (!child)
+        for (;;)
+            pause();
+    int status, process = (int)syscall(SYS_pidfd_open, child, 0), own = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    bool good = fails(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 1), EINVAL);
+    good &= fails(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 0), EFAULT);
+    good &= fails(syscall(SYS_process_madvise, -1, &one, 2000, BAD_ADVICE, 0), EINVAL);
+    good &= fails(syscall(SYS_process_madvise, -1, &one, 1, BAD_ADVICE, 0), EBADF);
+    good &= fails(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EINVAL);
+    good &= syscall(SYS_process_madvise, process, &one, 1, MADV_COLD, 0) == 0;
+    good &= syscall(SYS_process_madvise, own, &one, 1, MADV_COLD, 0) == 0;
+    // A user without rights is refused before unfit advice.
+    pid_t other = fork();
+    if (!other)
+        _exit(!(!setuid(65534) && fails(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EACCES)));
+    good &= waitpid(other, &status, 0) == other && status == 0;
+    kill(child, SIGKILL);
+    good &= waitpid(child, NULL, 0) == child;
+    good &= fails(syscall(SYS_process_madvise, process, &one, 1, MADV_COLD, 0), ESRCH);
+    close(process);
+    close(own);
+    return good;
+}
+
+// A signal goes to the process whose directory in /proc the descriptor is of.
+static bool directories_of_processes_stand_for_them(void) {
+    char path[32];
+    pid_t child = fork();
+    if (!child)
+        for (;;)
+            pause();
+    snprintf(path, sizeof path, "/proc/%d", child);
+    int status, folder = open(path, O_RDONLY | O_DIRECTORY), place = open(path, O_PATH);
+    snprintf(path, sizeof path, "/proc/%d/task", child);
+    int inside = open(path, O_RDONLY | O_DIRECTORY), all = open("/proc", O_RDONLY | O_DIRECTORY);
+    bool good = syscall(SYS_pidfd_send_signal, folder, 0, NULL, 0) == 0;
+    good &= fails(syscall(SYS_pidfd_send_signal, place, 0, NULL, 0), EBADF);
+    good &= fails(syscall(SYS_pidfd_send_signal, inside, 0, NULL, 0), EBADF);
+    good &= fails(syscall(SYS_pidfd_send_signal, all, 0, NULL, 0), EBADF);
+    good &= syscall(SYS_pidfd_send_signal, folder, SIGTERM, NULL, 0) == 0;
+    good &= waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+    good &= fails(syscall(SYS_pidfd_send_signal, folder, 0, NULL, 0), ESRCH);
+    close(folder), close(place), close(inside), close(all);
+    return good;
+}
+
 static const struct rule rules[] = {
     {"seals need the right to write", seals_need_the_right_to_write},
     {"unknown clocks are refused", unknown_clocks_are_refused},
@@ -197,6 +306,10 @@ static const struct rule rules[] = {
     {"private writes fill holes", private_writes_fill_holes},
     {"opened links are read", opened_links_are_read},
     {"a pool of huge pages is shown", a_pool_of_huge_pages_is_shown},
+    {"peaks of children are those waited for", peaks_of_children_are_those_waited_for},
+    {"clone3 takes longer arguments", clone3_takes_longer_arguments},
+    {"process_madvise checks in order", process_madvise_checks_in_order},
+    {"directories of processes stand for them", directories_of_processes_stand_for_them},
 };
 
 int main(void) {

@@ -56,6 +56,7 @@ pub(crate) use ground::Ptes;
 pub use ground::{AddressSpace, Families, Limits};
 pub use observe::{
     Categories, MincoreError, Region, Scan, ScanError, Scanned, SoftDirtyUnsupported, SpaceStats, Usage, UsageSplit,
+    peak_rss,
 };
 pub(crate) use reclaim::{ISOLATION_BATCH, IsolationBatch, MigratedPages, Pageout, Rmap};
 pub(crate) use spaces::each_mapper;

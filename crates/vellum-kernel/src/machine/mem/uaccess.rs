@@ -88,6 +88,26 @@ pub fn write(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> Result<(), E
     if write_some(memory, address, from) == from.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
+/// Returns true if all bytes of a range of user memory are zero (Linux: `check_zeroed_user`).
+///
+/// # Errors
+///
+/// `EFAULT`: part of the range is not readable.
+pub fn are_zero(memory: &Arc<UserSpace>, address: u64, len: u64) -> Result<bool, Errno> {
+    let mut piece = [0; 256];
+    let mut at = 0;
+    while at < len {
+        let some = (len - at).min(piece.len() as u64);
+        let piece = &mut piece[..some as usize];
+        read(memory, address.wrapping_add(at), piece)?;
+        if piece.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += some;
+    }
+    Ok(true)
+}
+
 /// Writes `new` to a word of user memory if it holds `expected`, atomically. Returns the word's
 /// previous value.
 ///

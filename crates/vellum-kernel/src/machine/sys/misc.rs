@@ -178,20 +178,20 @@ pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
 }
 
 /// Builds a `struct rusage`. All CPU time counts as user time: user and system time are not told
-/// apart. `most` is the peak resident size in bytes.
-fn usage(used: Usage, most: u64) -> [u8; 144] {
+/// apart.
+fn usage(used: Usage) -> [u8; 144] {
     let mut bytes = [0; 144];
-    let Usage { time, minor, major } = used;
-    let words = [time / 1_000_000_000, time % 1_000_000_000 / 1000, 0, 0, most >> 10, 0, 0, 0, minor, major];
+    let Usage { time, minor, major, peak_rss } = used;
+    let words = [time / 1_000_000_000, time % 1_000_000_000 / 1000, 0, 0, peak_rss >> 10, 0, 0, 0, minor, major];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
     bytes
 }
 
-/// Returns the `struct rusage` of a child that `wait4` reports.
+/// Returns the `struct rusage` of a child that `wait4` or `waitid` reports.
 pub fn usage_of(process: &Process) -> [u8; 144] {
-    usage(process.usage() + *process.children_usage.lock(), 0)
+    usage(process.usage() + *process.children_usage.lock())
 }
 
 /// Implements `getrusage`.
@@ -199,11 +199,11 @@ pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
     const OWN: i32 = 0;
     const CHILDREN: i32 = -1;
     const THREAD: i32 = 1;
-    let most = thread.memory().engine.stats().peak_rss * vellum::addr::FRAME_SIZE;
+    let process = &thread.process;
     let bytes = match whom as i32 {
-        OWN => usage(thread.process.usage(), most),
-        CHILDREN => usage(*thread.process.children_usage.lock(), 0),
-        THREAD => usage(thread.usage(), most),
+        OWN => usage(process.usage()),
+        CHILDREN => usage(*process.children_usage.lock()),
+        THREAD => usage(Usage { peak_rss: process.usage().peak_rss, ..thread.usage() }),
         _ => return Err(Errno::EINVAL),
     };
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)

@@ -3,6 +3,7 @@
 use super::file::{add, open_of};
 use super::signal::{allowed, known_or_none, read_info};
 use super::{Answer, remote};
+use crate::files::proc;
 use crate::task::deliver::has_kill;
 use crate::task::process::{self, FIRST, TasklistLock};
 use crate::task::signal;
@@ -77,7 +78,13 @@ pub fn pidfd_send_signal(thread: &Arc<Thread>, fd: u64, signal: u64, from: u64, 
     if flags & !THREAD_GROUP != 0 {
         return Err(Errno::EINVAL);
     }
-    let (process, _) = process_of(thread, fd)?;
+    // The directory of a process in /proc stands for it too.
+    let open = open_of(thread, u64::from(fd as u32))?;
+    let named = if open.flags() & abi::O_PATH == 0 { proc::process_of(&**open.inode()) } else { None };
+    let process = match named {
+        Some(process) => process?,
+        None => process_of(thread, fd)?.0,
+    };
     let own = process.pid == thread.process.pid;
     let info = if from == 0 {
         signal::info_from(signal, abi::SI_USER as i32, thread)

@@ -240,14 +240,24 @@ fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(
 pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
     const WORDS: usize = 11;
     const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    /// The most namespaces of processes inside each other, each of which has a number for the
+    /// child.
+    const MOST_NUMBERS: u64 = 32;
     if !(64..=4096).contains(&size) {
         return Err(if size < 64 { Errno::EINVAL } else { Errno::E2BIG });
     }
     let mut bytes = [0; 8 * WORDS];
     let len = bytes.len().min(size as usize);
     uaccess::read(&thread.memory(), at, &mut bytes[..len])?;
+    // A program may know fields that this kernel does not, but they must be zero.
+    if !uaccess::are_zero(&thread.memory(), at.wrapping_add(len as u64), size - len as u64)? {
+        return Err(Errno::E2BIG);
+    }
     let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| bytes[8 * i + k]));
     let [flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls] = core::array::from_fn(word);
+    if word(9) > MOST_NUMBERS || (word(8) == 0) != (word(9) == 0) {
+        return Err(Errno::EINVAL);
+    }
     let bad_stack = (stack == 0) != (stack_size == 0);
     if flags & (u64::from(abi::CSIGNAL | abi::CLONE_DETACHED)) != 0 || exit_signal > u64::from(COUNT) || bad_stack {
         return Err(Errno::EINVAL);

@@ -10,7 +10,7 @@ use crate::mem::{UserSpace, payer};
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
-use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
+use linux_raw_sys::general::{CAP_SYS_NICE, CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
@@ -72,17 +72,18 @@ pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: 
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let (process, _) = pidfd::process_of(thread, fd)?;
     let pieces = UserBytes::many(thread, array, count)?;
-    // Advice that changes another process's contents is refused (Linux:
-    // `process_madvise_remote_valid`).
-    if process.pid != thread.process.pid
-        && !matches!(advice as u32, MADV_COLD | MADV_COLLAPSE | MADV_PAGEOUT | MADV_WILLNEED)
-    {
-        return Err(Errno::EINVAL);
-    }
-    may_look_into(thread, &process)?;
+    let (process, _) = pidfd::process_of(thread, fd)?;
     let memory = process.memory().ok_or(Errno::ESRCH)?;
+    may_look_into(thread, &process).map_err(|_| Errno::EACCES)?;
+    if !Arc::ptr_eq(&memory, &thread.memory()) {
+        // Advice that changes another process's contents is refused (Linux:
+        // `process_madvise_remote_valid`).
+        if !matches!(advice as u32, MADV_COLD | MADV_COLLAPSE | MADV_PAGEOUT | MADV_WILLNEED) {
+            return Err(Errno::EINVAL);
+        }
+        thread.credentials().needs(CAP_SYS_NICE)?;
+    }
     let mut done = 0;
     for &(address, len) in pieces.pieces() {
         match memory::advise(thread, &memory, address, len, advice).await {

@@ -251,11 +251,11 @@ system_calls! {
             trace::ends(thread, (a[0] as u32 & 0xff) << 8).await;
             process::exit_group(thread, a[0])
         };
-        __NR_wait4: Partial("of the usage of resources only the time"), AfterHandlers
+        __NR_wait4: Partial("of the usage of resources the time, faults and peak RSS"), AfterHandlers
             => wait::wait4(thread, a[0], a[1], a[2], a[3]).await;
-        __NR_waitid: Partial("no resource usage"), AfterHandlers => wait::waitid(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_waitid: Partial("as wait4"), AfterHandlers => wait::waitid(thread, a).await;
         __NR_pidfd_open: Partial("of processes, not of single threads") => pidfd::pidfd_open(thread, a[0], a[1]);
-        __NR_pidfd_send_signal: Partial("to processes; no descriptors of /proc/PID")
+        __NR_pidfd_send_signal: Partial("to processes")
             => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]);
         __NR_pidfd_getfd: Full => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]);
         __NR_kcmp: Partial("no KCMP_EPOLL_TFD") => kcmp::kcmp(thread, [a[0], a[1], a[2], a[3], a[4]]);

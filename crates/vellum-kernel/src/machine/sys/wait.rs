@@ -181,7 +181,7 @@ async fn wait(thread: &Arc<Thread>, pid: i64, options: u32, ended: bool, keep: b
 }
 
 /// Implements `waitid`.
-pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: u64) -> Answer {
+pub async fn waitid(thread: &Arc<Thread>, [kind, id, to, options, usage, _]: [u64; 6]) -> Answer {
     let options = options as u32;
     let states = abi::WEXITED | abi::WSTOPPED | abi::WCONTINUED;
     if options & !(states | abi::WNOHANG | abi::WNOWAIT | abi::__WNOTHREAD | abi::__WCLONE | abi::__WALL) != 0
@@ -205,6 +205,9 @@ pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: 
     let found = wait(thread, pid, how, options & abi::WEXITED != 0, options & abi::WNOWAIT != 0).await?;
     if at_once && found.is_none() {
         return Err(Errno::EAGAIN);
+    }
+    if let Some(change) = found.as_ref().filter(|_| usage != 0) {
+        uaccess::write(&thread.memory(), usage, &misc::usage_of(&change.process))?;
     }
     if to != 0 {
         let bytes = found.map_or([0; 128], |Change { number, code, value, .. }| {

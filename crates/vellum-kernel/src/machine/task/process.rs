@@ -25,6 +25,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicUsiz
 use linux_raw_sys::general as abi;
 use spin::{Mutex, MutexGuard, Once};
 use vellum::memcg::MemcgId;
+use vellum::space::peak_rss;
 use vellum_kernel::credentials::{Credentials, id_index};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Files;
@@ -304,10 +305,16 @@ impl Process {
         self.memory.lock().as_ref().map(|user| user.space().clone())
     }
 
-    /// Replaces the address space. The previous one is unmapped if no other process uses it.
+    /// Replaces the address space. The previous one is unmapped if no other process uses it; its
+    /// peak resident set stays a part of the process's usage.
     pub fn change_memory(&self, next: Option<Arc<UserSpace>>) {
         // Unmapping may take long: drop the previous space without the lock.
         let before = core::mem::replace(&mut *self.memory.lock(), next.map(SpaceUser::new));
+        if let Some(before) = &before {
+            let peak_rss = peak_rss(&before.space().engine);
+            let mut ended = self.ended_usage.lock();
+            ended.peak_rss = ended.peak_rss.max(peak_rss);
+        }
         drop(before);
     }
 
@@ -357,13 +364,19 @@ impl Process {
 
     /// Returns the resources that the process has used.
     pub fn usage(&self) -> Usage {
+        let peak_rss = self.memory().map_or(0, |memory| peak_rss(&memory.engine));
+        self.threads_usage() + Usage { peak_rss, ..Usage::default() }
+    }
+
+    /// Returns what the threads have used, with that of threads and address spaces that are gone.
+    fn threads_usage(&self) -> Usage {
         let threads = self.threads.lock();
         threads.values().map(|thread| thread.usage()).fold(*self.ended_usage.lock(), Usage::add)
     }
 
     /// Returns the CPU time of the process, in nanoseconds.
     pub fn cpu_time(&self) -> u64 {
-        self.usage().time
+        self.threads_usage().time
     }
 
     /// Ends the process: marks and alerts its threads, which end at their next check. If the

@@ -262,7 +262,8 @@ impl Thread {
 
     /// Returns the resources that the thread has used.
     pub fn usage(&self) -> Usage {
-        Usage { time: self.cpu_time(), minor: self.mem.faults.minor(), major: self.mem.faults.major() }
+        let faults = &self.mem.faults;
+        Usage { time: self.cpu_time(), minor: faults.minor(), major: faults.major(), peak_rss: 0 }
     }
 
     /// Returns the name without its padding.

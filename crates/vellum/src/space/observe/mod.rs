@@ -20,7 +20,7 @@ mod usage;
 pub use mincore::MincoreError;
 pub use scan::{Categories, Region, Scan, ScanError, Scanned};
 pub use soft_dirty::SoftDirtyUnsupported;
-pub use stats::SpaceStats;
+pub use stats::{SpaceStats, peak_rss};
 pub use usage::{Usage, UsageSplit};
 
 use crate::addr::VirtRange;

@@ -7,6 +7,7 @@ use crate::table::Run;
 use crate::vma::{State, Vma};
 
 use super::Observe;
+use crate::space::AddressSpace;
 use crate::space::ground::Ptes;
 
 /// The counters of a space (Linux: `/proc/PID/status`). Sizes are in bytes.
@@ -36,6 +37,13 @@ pub struct SpaceStats {
     pub kernel: u64,
     /// The number of VMAs.
     pub vmas: usize,
+}
+
+/// Returns the largest resident set that `space` has had, in bytes: [`SpaceStats::peak_rss`] alone,
+/// which takes no lock (Linux: `get_mm_hiwater_rss`).
+pub fn peak_rss<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
+    let observe = Observe::of(space);
+    observe.space.peak.note(&observe.tables().slots) << FRAME_SHIFT
 }
 
 impl<P: Platform> Observe<'_, '_, P> {

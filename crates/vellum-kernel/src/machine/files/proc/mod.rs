@@ -20,6 +20,7 @@ mod scan;
 pub mod settings;
 mod system;
 
+pub use process::process_of;
 pub use settings::{most_vmas, permits_userfaultfd};
 pub use system::meminfo_of_node;
 

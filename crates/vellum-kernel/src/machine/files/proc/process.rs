@@ -10,6 +10,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::any::Any;
 use vellum_kernel::credentials::id_index;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::pseudo::{DynamicEntries, PseudoDirectory};
@@ -173,7 +174,21 @@ impl Entries {
     }
 }
 
+/// Returns the process whose directory an inode is; `None` if it is no process's directory.
+///
+/// # Errors
+///
+/// `ESRCH`: the process no longer exists.
+pub fn process_of(inode: &dyn Inode) -> Option<Result<Arc<Process>, Errno>> {
+    let entries = inode.as_any().downcast_ref::<PseudoDirectory>()?.dynamic()?.as_any()?.downcast_ref::<Entries>()?;
+    (!entries.subject.is_thread()).then(|| entries.subject.process())
+}
+
 impl DynamicEntries for Entries {
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let system = |index| PseudoFs { number: Some(self.number(index)), ..self.system };
         if let Some(index) = TEXTS.iter().position(|(own, ..)| own.as_bytes() == name) {
