@@ -106,6 +106,20 @@ static inline bool write_line(const char *path, const char *line) {
     return written;
 }
 
+// Returns true if a file has this text.
+static inline bool has_text(const char *path, const char *text) {
+    char found[32] = "";
+    int file = open(path, O_RDONLY);
+    ssize_t count = read(file, found, sizeof found - 1);
+    close(file);
+    return count == (ssize_t)strlen(text) && !strcmp(found, text);
+}
+
+// Returns true if a call failed by this error.
+static inline bool fails_by(long answer, int error) {
+    return answer == -1 && errno == error;
+}
+
 // Returns the number in the row `NAME value` or `NAME: value` of a file, or -1 if there is none.
 static inline long figure(const char *path, const char *name) {
     FILE *file = fopen(path, "re");

@@ -132,9 +132,25 @@ static bool memory_may_be_left_out(void) {
     return good && WCOREDUMP(end_child(SIGABRT, RLIM_INFINITY, "0x2")) && is_core() && !at(kept) && at(shared);
 }
 
+// A core ends with the last page that the limit permits. Holes do not count.
+static bool limits_cut_cores(void) {
+    bool good = true;
+    size_t whole[2];
+    for (int round = 0; round < 2; round++) {
+        int status = end_child(SIGABRT, round ? 64 << 10 : RLIM_INFINITY, NULL);
+        good &= WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && WCOREDUMP(status) && core;
+        whole[round] = core_size;
+    }
+    good &= whole[1] < whole[0] && whole[1] > 32 << 10 && !memcmp(core, ELFMAG, SELFMAG);
+    int status = end_child(SIGABRT, PAGE, NULL);
+    return good && WCOREDUMP(status) && core && core_size <= PAGE;
+}
+
 static bool limits_forbid_cores(void) {
-    int status = end_child(SIGABRT, 0, NULL);
+    int status = end_child(SIGABRT, PAGE - 1, NULL);
     bool good = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && !WCOREDUMP(status) && !core;
+    status = end_child(SIGABRT, 0, NULL);
+    good &= WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && !WCOREDUMP(status) && !core;
     status = end_child(SIGTERM, RLIM_INFINITY, NULL);
     return good && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM && !WCOREDUMP(status) && !core;
 }
@@ -164,6 +180,7 @@ static const struct rule rules[] = {
     {"signals write cores", signals_write_cores},
     {"faults write cores", faults_write_cores},
     {"memory may be left out", memory_may_be_left_out},
+    {"limits cut cores", limits_cut_cores},
     {"limits forbid cores", limits_forbid_cores},
     {"waitid tells cores", waitid_tells_cores},
 };

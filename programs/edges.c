@@ -2,7 +2,9 @@
 // status is 1 if one is broken. The rules hold on Linux.
 #include "common.h"
 #include <fcntl.h>
+#include <sys/ipc.h>
 #include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -168,14 +170,6 @@ static bool opened_links_are_read(void) {
     return good && !unlink("/tmp/link");
 }
 
-static bool has_text(const char *path, const char *text) {
-    char found[32] = "";
-    int file = open(path, O_RDONLY);
-    ssize_t count = read(file, found, sizeof found - 1);
-    close(file);
-    return count == (ssize_t)strlen(text) && !strcmp(found, text);
-}
-
 // The pool of huge pages is as large as no program has asked for yet.
 static bool a_pool_of_huge_pages_is_shown(void) {
 #define POOL "/sys/kernel/mm/hugepages/hugepages-2048kB/"
@@ -186,10 +180,6 @@ static bool a_pool_of_huge_pages_is_shown(void) {
     errno = 0;
     good &= write(file, "some\n", 5) == -1 && errno == EINVAL;
     return good && !close(file);
-}
-
-static bool fails(long answer, int error) {
-    return answer == -1 && errno == error;
 }
 
 // The peak resident set of children is that of the largest that was waited for, and none of the
@@ -231,16 +221,16 @@ static bool clone3_takes_longer_arguments(void) {
     int status = 0;
     good &= child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7;
     arguments[31] = 1;
-    good &= fails(syscall(SYS_clone3, arguments, sizeof arguments), E2BIG);
-    good &= fails(syscall(SYS_clone3, arguments, PAGE + 8), E2BIG);
-    good &= fails(syscall(SYS_clone3, arguments, 56), EINVAL);
+    good &= fails_by(syscall(SYS_clone3, arguments, sizeof arguments), E2BIG);
+    good &= fails_by(syscall(SYS_clone3, arguments, PAGE + 8), E2BIG);
+    good &= fails_by(syscall(SYS_clone3, arguments, 56), EINVAL);
     char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     mprotect(pages + PAGE, PAGE, PROT_NONE);
     memcpy(pages + PAGE - 64, arguments, 64);
-    good &= fails(syscall(SYS_clone3, pages + PAGE - 64, 128), EFAULT);
+    good &= fails_by(syscall(SYS_clone3, pages + PAGE - 64, 128), EFAULT);
     // Numbers for the child: an array and its length, both or neither.
     uint64_t numbers[11] = {[4] = SIGCHLD, [8] = (uintptr_t)&child};
-    good &= fails(syscall(SYS_clone3, numbers, sizeof numbers), EINVAL);
+    good &= fails_by(syscall(SYS_clone3, numbers, sizeof numbers), EINVAL);
     munmap(pages, 2 * PAGE);
     return good;
 }
@@ -254,21 +244,21 @@ static bool process_madvise_checks_in_order(void) {
         for (;;)
             pause();
     int status, process = (int)syscall(SYS_pidfd_open, child, 0), own = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    bool good = fails(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 1), EINVAL);
-    good &= fails(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 0), EFAULT);
-    good &= fails(syscall(SYS_process_madvise, -1, &one, 2000, BAD_ADVICE, 0), EINVAL);
-    good &= fails(syscall(SYS_process_madvise, -1, &one, 1, BAD_ADVICE, 0), EBADF);
-    good &= fails(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EINVAL);
+    bool good = fails_by(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 1), EINVAL);
+    good &= fails_by(syscall(SYS_process_madvise, -1, 8, 1, BAD_ADVICE, 0), EFAULT);
+    good &= fails_by(syscall(SYS_process_madvise, -1, &one, 2000, BAD_ADVICE, 0), EINVAL);
+    good &= fails_by(syscall(SYS_process_madvise, -1, &one, 1, BAD_ADVICE, 0), EBADF);
+    good &= fails_by(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EINVAL);
     good &= syscall(SYS_process_madvise, process, &one, 1, MADV_COLD, 0) == 0;
     good &= syscall(SYS_process_madvise, own, &one, 1, MADV_COLD, 0) == 0;
     // A user without rights is refused before unfit advice.
     pid_t other = fork();
     if (!other)
-        _exit(!(!setuid(65534) && fails(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EACCES)));
+        _exit(!(!setuid(65534) && fails_by(syscall(SYS_process_madvise, process, &one, 1, MADV_DONTNEED, 0), EACCES)));
     good &= waitpid(other, &status, 0) == other && status == 0;
     kill(child, SIGKILL);
     good &= waitpid(child, NULL, 0) == child;
-    good &= fails(syscall(SYS_process_madvise, process, &one, 1, MADV_COLD, 0), ESRCH);
+    good &= fails_by(syscall(SYS_process_madvise, process, &one, 1, MADV_COLD, 0), ESRCH);
     close(process);
     close(own);
     return good;
@@ -286,14 +276,76 @@ static bool directories_of_processes_stand_for_them(void) {
     snprintf(path, sizeof path, "/proc/%d/task", child);
     int inside = open(path, O_RDONLY | O_DIRECTORY), all = open("/proc", O_RDONLY | O_DIRECTORY);
     bool good = syscall(SYS_pidfd_send_signal, folder, 0, NULL, 0) == 0;
-    good &= fails(syscall(SYS_pidfd_send_signal, place, 0, NULL, 0), EBADF);
-    good &= fails(syscall(SYS_pidfd_send_signal, inside, 0, NULL, 0), EBADF);
-    good &= fails(syscall(SYS_pidfd_send_signal, all, 0, NULL, 0), EBADF);
+    good &= fails_by(syscall(SYS_pidfd_send_signal, place, 0, NULL, 0), EBADF);
+    good &= fails_by(syscall(SYS_pidfd_send_signal, inside, 0, NULL, 0), EBADF);
+    good &= fails_by(syscall(SYS_pidfd_send_signal, all, 0, NULL, 0), EBADF);
     good &= syscall(SYS_pidfd_send_signal, folder, SIGTERM, NULL, 0) == 0;
     good &= waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
-    good &= fails(syscall(SYS_pidfd_send_signal, folder, 0, NULL, 0), ESRCH);
+    good &= fails_by(syscall(SYS_pidfd_send_signal, folder, 0, NULL, 0), ESRCH);
     close(folder), close(place), close(inside), close(all);
     return good;
+}
+
+// Children that are not waited for leave nothing behind: their parent ignores them.
+static bool ignored_children_do_not_count(void) {
+    struct rusage before, after;
+    bool good = !getrusage(RUSAGE_CHILDREN, &before) && signal(SIGCHLD, SIG_IGN) != SIG_ERR;
+    pid_t child = fork();
+    if (!child) {
+        char *memory = mmap(NULL, 64 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        touch(memory, 64 << 20, 1);
+        _exit(0);
+    }
+    good &= fails_by(waitpid(child, NULL, 0), ECHILD) && !getrusage(RUSAGE_CHILDREN, &after);
+    return good && after.ru_maxrss == before.ru_maxrss && signal(SIGCHLD, SIG_DFL) != SIG_ERR;
+}
+
+static void once(int signal) {
+    (void)signal;
+}
+
+// A handler for one signal is gone after it, and its flags stay.
+static bool handlers_for_one_signal_keep_their_flags(void) {
+    struct sigaction action = {.sa_handler = once, .sa_flags = (int)(SA_RESETHAND | SA_SIGINFO)}, found;
+    bool good = !sigaction(SIGUSR1, &action, NULL) && !raise(SIGUSR1) && !sigaction(SIGUSR1, NULL, &found);
+    return good && found.sa_handler == SIG_DFL && found.sa_flags & SA_SIGINFO && found.sa_flags & (int)SA_RESETHAND;
+}
+
+// Clocks without a sleep, and the time zone.
+static bool clocks_have_their_limits(void) {
+    struct timespec time = {0, 1};
+    struct timeval now;
+    struct timezone zone = {1, 1};
+    bool good = fails_by(syscall(SYS_clock_nanosleep, CLOCK_THREAD_CPUTIME_ID, 0, &time, NULL), EOPNOTSUPP);
+    good &= !syscall(SYS_gettimeofday, &now, &zone) && !zone.tz_minuteswest && !zone.tz_dsttime;
+    good &= fails_by(syscall(SYS_gettimeofday, NULL, 8), EFAULT);
+    enum { DEADLINE = 6 };
+    return good && !sched_get_priority_max(DEADLINE) && !sched_get_priority_min(DEADLINE);
+}
+
+// Memory below `mmap_min_addr` needs a right. An address that is only wished for is moved up.
+static bool low_addresses_need_a_right(void) {
+    int status, flags = MAP_PRIVATE | MAP_ANONYMOUS, prot = PROT_READ | PROT_WRITE;
+    char *low = mmap((void *)PAGE, PAGE, prot, flags | MAP_FIXED, -1, 0);
+    bool good = low == (void *)PAGE && !munmap(low, PAGE);
+    char *hinted = mmap((void *)PAGE, PAGE, prot, flags, -1, 0);
+    good &= hinted == (void *)65536 && !munmap(hinted, PAGE);
+    pid_t child = fork();
+    if (!child) {
+        char *own = mmap(NULL, PAGE, prot, flags, -1, 0);
+        int id = shmget(IPC_PRIVATE, PAGE, 0600);
+        bool holds = !setuid(65534) && fails_by((long)mmap((void *)PAGE, PAGE, prot, flags | MAP_FIXED, -1, 0), EPERM);
+        holds &= fails_by((long)mmap(NULL, PAGE, prot, flags | MAP_FIXED, -1, 0), EPERM);
+        holds &= fails_by((long)mmap((void *)PAGE, PAGE, prot, flags | MAP_FIXED_NOREPLACE, -1, 0), EPERM);
+        holds &= fails_by((long)mmap((void *)100, PAGE, prot, flags | MAP_FIXED, -1, 0), EINVAL);
+        holds &= fails_by((long)mmap((void *)PAGE, 0, prot, flags | MAP_FIXED, -1, 0), EINVAL);
+        int moves = MREMAP_MAYMOVE | MREMAP_FIXED;
+        holds &= fails_by((long)mremap(own, PAGE, PAGE, moves, (void *)PAGE), EPERM);
+        holds &= mmap((void *)65536, PAGE, prot, flags | MAP_FIXED, -1, 0) == (void *)65536;
+        shmctl(id, IPC_RMID, NULL);
+        _exit(!holds);
+    }
+    return good && waitpid(child, &status, 0) == child && status == 0;
 }
 
 static const struct rule rules[] = {
@@ -310,6 +362,10 @@ static const struct rule rules[] = {
     {"clone3 takes longer arguments", clone3_takes_longer_arguments},
     {"process_madvise checks in order", process_madvise_checks_in_order},
     {"directories of processes stand for them", directories_of_processes_stand_for_them},
+    {"low addresses need a right", low_addresses_need_a_right},
+    {"ignored children do not count", ignored_children_do_not_count},
+    {"handlers for one signal keep their flags", handlers_for_one_signal_keep_their_flags},
+    {"clocks have their limits", clocks_have_their_limits},
 };
 
 int main(void) {

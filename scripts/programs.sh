@@ -183,6 +183,7 @@ our_programs() {
         expect 0 "ptrace on $processors CPUs" guest --smp "$processors" -- "$1/ptrace" </dev/null
     done
     expect 0 "core files" guest --smp 2 -- "$1/core" </dev/null
+    expect 0 descriptors guest --smp 2 -- "$1/descriptors" </dev/null
     expect 0 kcmp guest --smp 4 -- "$1/kcmp" </dev/null
     expect 0 vdso guest --smp 4 -- "$1/vdso" </dev/null
     expect 0 "vdso, where instructions are counted" guest --icount -- "$1/vdso" </dev/null

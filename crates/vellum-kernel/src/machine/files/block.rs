@@ -6,10 +6,12 @@ use crate::mem::block::disk::Disk;
 use crate::mem::block::ram::RamDisk;
 use crate::mem::block::whole::WholeDevice;
 use crate::mem::payer::Shared;
-use crate::mem::swap;
+use crate::mem::{swap, uaccess};
+use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
+use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
 use vellum_kernel::fs::inode::{File, Mappable};
@@ -84,6 +86,25 @@ pub struct Block {
     writing: SleepLock,
 }
 
+/// The requests about a block device's size, which the crate lacks.
+mod ask {
+    /// `BLKGETSIZE64`: the size in bytes.
+    pub const SIZE: u32 = 0x8008_1272;
+    /// `BLKGETSIZE`: the size in sectors of 512 bytes.
+    pub const SECTORS: u32 = 0x1260;
+    /// `BLKSSZGET`.
+    pub const SECTOR_SIZE: u32 = 0x1268;
+    /// `BLKPBSZGET`.
+    pub const PHYSICAL_SECTOR_SIZE: u32 = 0x127b;
+    /// `BLKBSZGET`.
+    pub const BLOCK_SIZE: u32 = 0x8008_1270;
+    /// `BLKROGET`.
+    pub const READ_ONLY: u32 = 0x125e;
+}
+
+/// The bytes of a sector.
+const SECTOR: u64 = 512;
+
 /// An open block device.
 struct Opened {
     block: Arc<Block>,
@@ -139,6 +160,19 @@ impl File for Opened {
 
     fn mappable(&self) -> Mappable {
         Mappable::Pages(self.pages.clone())
+    }
+
+    fn request(&self, request: u32, argument: u64) -> Result<u64, Errno> {
+        let thread = Thread::current().ok_or(Errno::ENOTTY)?;
+        let put = |bytes: &[u8]| uaccess::write(&thread.memory(), argument, bytes).map(|()| 0);
+        match request {
+            ask::SIZE => put(&self.pages.size().to_le_bytes()),
+            ask::SECTORS => put(&(self.pages.size() / SECTOR).to_le_bytes()),
+            ask::SECTOR_SIZE | ask::PHYSICAL_SECTOR_SIZE => put(&(SECTOR as u32).to_le_bytes()),
+            ask::BLOCK_SIZE => put(&(FRAME_SIZE as u32).to_le_bytes()),
+            ask::READ_ONLY => put(&[0; 4]),
+            _ => Err(Errno::ENOTTY),
+        }
     }
 
     fn pages(&self) -> Option<&Arc<dyn Pages>> {

@@ -341,6 +341,10 @@ fn stored(error: Errno) -> u64 {
 }
 
 impl File for Uffd {
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         if self.features.load(Relaxed) == 0 {
             return Err(Errno::EINVAL);

@@ -8,9 +8,11 @@ use crate::task::Thread;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::event::Event;
 use vellum_kernel::fs::open::Name;
+use vellum_kernel::fs::pipe::limits::Rights;
 use vellum_kernel::fs::{Inode, Open, device, pipe};
 
 /// Implements `pipe` and `pipe2`.
@@ -20,12 +22,19 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
     if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let who = thread.credentials().file_credentials();
+    let own = thread.credentials();
+    let (who, number) = (own.file_credentials(), NUMBERS.fetch_add(1, Ordering::Relaxed));
     let pipe::NewPipe { inode, reader, writer } =
-        pipe::AnonymousPipe::create(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
+        pipe::AnonymousPipe::create(number, (who.uid, who.gid), rights_to_pipes(&own))?;
     let inode: Arc<dyn Inode> = inode;
     let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
     add_pair(thread, to, [end(reader, abi::O_RDONLY), end(writer, abi::O_WRONLY)], flags)
+}
+
+/// Returns which limits of pipes hold for a program.
+pub fn rights_to_pipes(own: &Credentials) -> Rights {
+    let may_be_large = own.has(abi::CAP_SYS_RESOURCE);
+    Rights { may_be_large, may_be_many: may_be_large || own.has(abi::CAP_SYS_ADMIN) }
 }
 
 /// Implements `memfd_create`.

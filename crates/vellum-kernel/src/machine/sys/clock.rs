@@ -108,10 +108,14 @@ pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
 }
 
 /// Implements `gettimeofday`.
-pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
+pub fn gettimeofday(thread: &Arc<Thread>, to: u64, zone: u64) -> Answer {
     let now = started_at() + now_ns();
     if to != 0 {
         write_pair(thread, to, [now / SECOND, now % SECOND / 1000])?;
+    }
+    if zone != 0 {
+        // The clock is that of Greenwich.
+        uaccess::write(&thread.memory(), zone, &[0; 8])?;
     }
     Ok(0)
 }
@@ -126,7 +130,7 @@ pub async fn nanosleep(thread: &Arc<Thread>, from: u64, left: u64) -> Answer {
 pub async fn clock_nanosleep(thread: &Arc<Thread>, clock: u64, flags: u64, from: u64, left: u64) -> Answer {
     let (now, ns) = (read(thread, clock)?, read_time(thread, from)?);
     if clock as u32 == abi::CLOCK_THREAD_CPUTIME_ID {
-        return Err(Errno::EINVAL);
+        return Err(Errno::EOPNOTSUPP);
     }
     if flags as u32 & abi::TIMER_ABSTIME != 0 {
         sleep(thread, now_ns().saturating_add(ns.saturating_sub(now)), 0).await

@@ -1,8 +1,8 @@
 //! Writes core files: the memory and the registers of a process that a signal ends.
 //!
-//! The file has what `coredump_filter` selects, without memory of `MADV_DONTDUMP`, up to
-//! `RLIMIT_CORE`. Pages that the process never touched are holes. Other threads end first, so the
-//! file has the registers of the thread that took the signal.
+//! The file has what `coredump_filter` selects, without memory of `MADV_DONTDUMP`, and ends where
+//! it would have more bytes than `RLIMIT_CORE`. Pages that the process never touched are holes.
+//! Other threads end first, so the file has the registers of the thread that took the signal.
 
 use super::path;
 use crate::arch::abi::ELF_MACHINE;
@@ -47,14 +47,14 @@ const SETS: [(&[u8], u32); 2] = [(b"CORE", note::FLOATING), (b"LINUX", 0x202)];
 const SETS: [(&[u8], u32); 2] = [(b"CORE", note::FLOATING), (b"LINUX", 0x401)];
 
 /// Writes the core of the thread's process to a file, unless its limit or its user forbid that.
-/// Returns whether the whole core was written. Ends the other threads.
+/// Returns whether there is a core, which the limit may have cut off. Ends the other threads.
 pub async fn dump_core(thread: &Arc<Thread>, info: &Info) -> bool {
     let process = &thread.process;
     let limit = process.limits.lock()[abi::RLIMIT_CORE as usize][0];
     if limit < FRAME_SIZE || process.dumpable.load(Relaxed) != 1 {
         return false;
     }
-    process.end_others(thread).await.is_ok() && write(thread, info, limit).await.is_ok()
+    process.end_others(thread).await.is_ok() && matches!(write(thread, info, limit).await, Ok(()) | Err(Errno::EFBIG))
 }
 
 /// Returns the path of the file.
@@ -105,7 +105,7 @@ async fn write(thread: &Arc<Thread>, info: &Info, limit: u64) -> Result<(), Errn
         return Err(Errno::EACCES);
     }
     let file = open.file()?;
-    let mut core = Core { thread, file: &**file, limit };
+    let mut core = Core { thread, file: &**file, left: limit };
     core.put(0, &head).await?;
     for ((segment, vma), at) in segments.iter().zip(&all).zip(offsets) {
         core.put_segment(&memory, segment, !vma.backing.is_anonymous(), at).await?;
@@ -204,8 +204,8 @@ fn notes(thread: &Thread, memory: &Arc<UserSpace>, vmas: &[Vma], info: &Info) ->
 struct Core<'a> {
     thread: &'a Arc<Thread>,
     file: &'a dyn File,
-    /// The most bytes that the file may have.
-    limit: u64,
+    /// The number of bytes that may still be written. Holes don't count.
+    left: u64,
 }
 
 impl Core<'_> {
@@ -216,9 +216,8 @@ impl Core<'_> {
     /// `EFBIG`: the limit is reached. `EINTR`: the process is killed. Those of the file.
     async fn put(&mut self, at: u64, mut bytes: &[u8]) -> Result<(), Errno> {
         let mut at = at;
-        let room = self.limit.saturating_sub(at);
-        let is_cut = bytes.len() as u64 > room;
-        bytes = &bytes[..bytes.len().min(room as usize)];
+        // What does not fit whole ends the file.
+        self.left = self.left.checked_sub(bytes.len() as u64).ok_or(Errno::EFBIG)?;
         while !bytes.is_empty() {
             if self.thread.ending.load(Relaxed) {
                 return Err(Errno::EINTR);
@@ -233,7 +232,7 @@ impl Core<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if is_cut { Err(Errno::EFBIG) } else { Ok(()) }
+        Ok(())
     }
 
     /// Writes a segment, whose bytes begin at an offset in the file. Of a segment that does not map

@@ -2,7 +2,7 @@
 //! `close` and the like.
 
 use super::sync::write_pages;
-use super::{Answer, interface, lock, terminal};
+use super::{Answer, anon_inode, interface, lock, terminal};
 use crate::files;
 use crate::files::contents;
 pub use crate::files::descriptors::{add, limit};
@@ -17,7 +17,7 @@ use vellum::page_cache::PageCounts;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::{Kind, Open};
+use vellum_kernel::fs::{Kind, Open, pipe};
 use vellum_kernel::net::interface::is_request;
 use vellum_kernel::net::socket_of;
 
@@ -71,6 +71,15 @@ pub fn close_range(thread: &Thread, first: u64, last: u64, flags: u64) -> Answer
     if first > last || flags & !(UNSHARE | ON_EXEC) != 0 {
         return Err(Errno::EINVAL);
     }
+    if flags & UNSHARE != 0 {
+        let files = Arc::new(thread.files().copy()?);
+        // The process's descriptors are those of its only thread.
+        if thread.process.threads.lock().len() == 1 {
+            *thread.process.files.lock() = Some(files.clone());
+        }
+        // SAFETY: a system call runs in the thread's own future.
+        unsafe { thread.context() }.files = files;
+    }
     let files = thread.files();
     let range = (first.min(u32::MAX.into()) as u32, last.min(u32::MAX.into()) as u32);
     if flags & ON_EXEC != 0 {
@@ -108,6 +117,10 @@ pub fn dup_to(thread: &Thread, from: u64, to: u64, flags: Option<u64>) -> Answer
     })
 }
 
+/// The `fcntl` command that returns whether two descriptors are of one open file description, which
+/// the crate lacks.
+const F_DUPFD_QUERY: u32 = 1027;
+
 /// Implements `fcntl`.
 pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -> Answer {
     let files = thread.files();
@@ -142,8 +155,16 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
             Ok(0)
         }
         abi::F_SETOWN | abi::F_SETSIG | abi::F_GETOWN | abi::F_GETSIG => Ok(0),
+        // The size is an unsigned number of 32 bits.
+        abi::F_SETPIPE_SZ => {
+            let rights = anon_inode::rights_to_pipes(&thread.credentials());
+            pipe::set_size(&**open.file().map_err(|_| Errno::EBADF)?, argument & 0xffff_ffff, rights)
+        }
+        abi::F_GETPIPE_SZ if open.inode().kind() != Kind::Fifo => Err(Errno::EBADF),
         abi::F_ADD_SEALS => open.writable().map_err(|_| Errno::EPERM)?.control(abi::F_ADD_SEALS, argument),
         command if lock::is_command(command) => lock::fcntl(thread, &open, command, argument).await,
+        F_DUPFD_QUERY => Ok(files.open(argument).is_ok_and(|other| Arc::ptr_eq(&other, &open)).into()),
+        _ if open.inode().kind() == Kind::Directory && open.flags() & abi::O_PATH == 0 => Err(Errno::EINVAL),
         _ => open.file()?.control(command as u32, argument),
     }
 }
@@ -156,6 +177,10 @@ pub async fn lseek(thread: &Arc<Thread>, fd: u64, offset: u64, whence: u64) -> A
     }
     open.seek(offset as i64, whence as u32)
 }
+
+/// The requests that clone blocks of files, which no file system here shares.
+const FICLONE: u32 = 0x4004_9409;
+const FICLONERANGE: u32 = 0x4020_940d;
 
 /// Implements `ioctl`: the requests that every file has, and those of its kind.
 pub fn ioctl(thread: &Arc<Thread>, fd: u64, request: u64, argument: u64) -> Answer {
@@ -185,7 +210,12 @@ pub fn ioctl(thread: &Arc<Thread>, fd: u64, request: u64, argument: u64) -> Answ
         ioctl::FIONCLEX => set_close_on_exec(false),
         other => match terminal::end_of(&open) {
             Some(end) => terminal::ioctl(thread, &end, other, argument),
-            None => open.file()?.request(other, argument),
+            None if open.flags() & abi::O_PATH != 0 => Err(Errno::EBADF),
+            None if matches!(other, FICLONE | FICLONERANGE) && open.inode().kind() == Kind::Regular => {
+                Err(Errno::EOPNOTSUPP)
+            }
+            // A directory has no requests.
+            None => open.file().map_err(|_| Errno::ENOTTY)?.request(other, argument),
         },
     }
 }

@@ -3,6 +3,7 @@
 use super::pieces::{by_pieces, may_go_on};
 use super::{Answer, keys, poison, sync};
 use crate::arch::abi::MAP_LOW;
+use crate::files::proc::settings::LOWEST;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
 use crate::mem::memcgs;
@@ -400,6 +401,7 @@ pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credent
     limits.address_space = limit(abi::RLIMIT_AS);
     limits.data = limit(abi::RLIMIT_DATA);
     limits.stack = limit(abi::RLIMIT_STACK);
+    limits.lowest_fixed = if own.has(abi::CAP_SYS_RAWIO) { 0 } else { LOWEST };
     limits.locked = if own.has(abi::CAP_IPC_LOCK) { u64::MAX } else { limit(abi::RLIMIT_MEMLOCK) };
 }
 

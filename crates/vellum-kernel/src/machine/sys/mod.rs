@@ -22,6 +22,7 @@
 //! | [`interface`] | network interfaces |
 //! | [`message`] | sending and receiving |
 //! | [`path`] | calls that take a path |
+//! | [`xattr`] | extended attributes |
 //! | [`mod@mount`] | `mount` and `umount2` |
 //! | [`swap`] | `swapon` and `swapoff` |
 //! | [`program`] | program loading and `execve` |
@@ -91,6 +92,7 @@ pub mod timer;
 pub mod timerfd;
 pub mod transfer;
 pub mod wait;
+pub mod xattr;
 
 use crate::task::Thread;
 use crate::task::run::{Restart, SystemCalls};

@@ -60,6 +60,15 @@ pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) 
     named_at(thread, at, name, flags, nofollow).map(|named| named.inode)
 }
 
+/// Checks the flags of a call that knows these (`AT_…`).
+///
+/// # Errors
+///
+/// `EINVAL`: there are others.
+fn knows(flags: u64, known: u32) -> Result<(), Errno> {
+    if flags as u32 & !known != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// As [`inode_at`], with the directory entry.
 pub fn named_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Named, Errno> {
     named_for(thread, &thread.credentials().file_credentials(), at, name, flags, nofollow)
@@ -75,7 +84,10 @@ fn named_for(
     nofollow: u32,
 ) -> Result<Named, Errno> {
     let path = if name == 0 && flags as u32 & abi::AT_EMPTY_PATH != 0 { Vec::new() } else { path(thread, name)? };
-    if path.is_empty() && flags as u32 & abi::AT_EMPTY_PATH != 0 {
+    if path.is_empty() && flags as u32 & abi::AT_EMPTY_PATH == 0 {
+        return Err(Errno::ENOENT);
+    }
+    if path.is_empty() {
         if at as i32 == abi::AT_FDCWD {
             return Ok(Named { inode: thread.files().current.lock().clone(), entry: None });
         }
@@ -106,6 +118,7 @@ pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u6
 
 /// Implements `stat`, `lstat` and `newfstatat`.
 pub fn stat(thread: &Thread, at: u64, name: u64, to: u64, flags: u64) -> Answer {
+    knows(flags, abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH | abi::AT_NO_AUTOMOUNT)?;
     let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
     write_stat(thread, &inode.meta(), to)
 }
@@ -140,7 +153,12 @@ fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
 }
 
 /// Implements `statx`.
-pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answer {
+pub fn statx(thread: &Thread, [at, name, flags, mask, to, _]: [u64; 6]) -> Answer {
+    let kinds = abi::AT_STATX_FORCE_SYNC | abi::AT_STATX_DONT_SYNC;
+    knows(flags, abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH | abi::AT_NO_AUTOMOUNT | kinds)?;
+    if mask as u32 & abi::STATX__RESERVED != 0 || flags as u32 & kinds == kinds {
+        return Err(Errno::EINVAL);
+    }
     let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
     let mut statx = inode.meta().statx();
     if let Some(alignment) = inode.direct_alignment() {
@@ -148,16 +166,6 @@ pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answ
         (statx.stx_dio_mem_align, statx.stx_dio_offset_align) = (alignment, alignment);
     }
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statx)).map(|()| 0)
-}
-
-/// Implements the calls that list the extended attributes of a file, which has none.
-pub fn no_attributes(thread: &Thread, name: u64, flags: u64) -> Answer {
-    inode_at(thread, HERE, name, flags, abi::AT_SYMLINK_NOFOLLOW).map(|_| 0)
-}
-
-/// Implements the calls on one extended attribute, which no file system here has.
-pub fn attribute(thread: &Thread, name: u64, flags: u64) -> Answer {
-    no_attributes(thread, name, flags).and(Err(Errno::EOPNOTSUPP))
 }
 
 /// Implements `fstatfs`, and `statfs` once the path is resolved.
@@ -173,6 +181,7 @@ pub fn statfs_at(thread: &Thread, name: u64, to: u64) -> Answer {
 
 /// Implements `access`, `faccessat` and `faccessat2`.
 pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Answer {
+    knows(flags, abi::AT_EACCESS | abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH)?;
     if mode & !7 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -210,6 +219,7 @@ fn make(thread: &Thread, at: u64, name: u64, kind: Kind, mode: u64, device: Devi
 
 /// Implements `link` and `linkat`.
 pub fn link(thread: &Thread, [from_at, from, at, name, flags, _]: [u64; 6]) -> Answer {
+    knows(flags, abi::AT_SYMLINK_FOLLOW | abi::AT_EMPTY_PATH)?;
     // Unlike other calls, `linkat` follows links only on request.
     let follow = flags as u32 & abi::AT_SYMLINK_FOLLOW != 0;
     let flags = if follow { flags } else { flags | u64::from(abi::AT_SYMLINK_NOFOLLOW) };
@@ -250,9 +260,10 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
     Ok(count as u64)
 }
 
-/// Implements `chmod` and `fchmodat`.
-pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
-    set_mode(thread, &named_at(thread, at, name, 0, 0)?, mode)
+/// Implements `chmod`, `fchmodat` and `fchmodat2`.
+pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Answer {
+    knows(flags, abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH)?;
+    set_mode(thread, &named_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, mode)
 }
 
 fn set_mode(thread: &Thread, named: &Named, mode: u64) -> Answer {
@@ -273,6 +284,7 @@ fn set_owner(thread: &Thread, named: &Named, [uid, gid]: [u64; 2]) -> Answer {
 
 /// Implements `chown`, `lchown` and `fchownat`.
 pub fn chown(thread: &Thread, at: u64, name: u64, uid: u64, gid: u64, flags: u64) -> Answer {
+    knows(flags, abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH)?;
     set_owner(thread, &named_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
 }
 
@@ -294,6 +306,7 @@ pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
 
 /// Implements `utimensat`.
 pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u64) -> Answer {
+    knows(flags, abi::AT_SYMLINK_NOFOLLOW | abi::AT_EMPTY_PATH)?;
     let named = if name == 0 && at as i32 != abi::AT_FDCWD {
         Named::of(&*file::open_of(thread, at)?)
     } else {

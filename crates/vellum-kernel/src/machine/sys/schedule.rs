@@ -45,7 +45,11 @@ pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer
 pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answer {
     let mut bytes = [0; 8];
     uaccess::read(&thread.memory(), from, &mut bytes[..size.min(8) as usize])?;
-    any_thread_of(thread, pid)?;
+    let target = any_thread_of(thread, pid)?;
+    let (own, other) = (thread.credentials(), target.credentials());
+    if ![other.uids[id_index::EFFECTIVE], other.uids[id_index::REAL]].contains(&own.uids[id_index::EFFECTIVE]) {
+        own.needs(abi::CAP_SYS_NICE)?;
+    }
     let cpus = machine().platform().count();
     if u64::from_le_bytes(bytes) & ((1 << cpus.min(63)) - 1) == 0 {
         return Err(Errno::EINVAL);
@@ -109,7 +113,7 @@ pub fn setpriority(thread: &Arc<Thread>, kind: u64, who: u64, nice: u64) -> Answ
 pub fn priority_range(class: u64, max: bool) -> Answer {
     match class as u32 {
         abi::SCHED_FIFO | abi::SCHED_RR => Ok(if max { 99 } else { 1 }),
-        abi::SCHED_NORMAL | abi::SCHED_BATCH | abi::SCHED_IDLE => Ok(0),
+        abi::SCHED_NORMAL | abi::SCHED_BATCH | abi::SCHED_IDLE | abi::SCHED_DEADLINE => Ok(0),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -257,7 +257,7 @@ pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u6
     if info.is_from_kernel() && pid as u32 != thread.process.pid {
         return Err(Errno::EPERM);
     }
-    let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
+    let process = process::find_by_thread(pid as u32).ok_or(Errno::ESRCH)?;
     allowed(thread, &process, signal)?;
     signal::may_queue(&process, signal)?;
     match tid {

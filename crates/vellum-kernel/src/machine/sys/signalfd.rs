@@ -32,6 +32,10 @@ impl OpenSignalFd {
 }
 
 impl File for OpenSignalFd {
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         if to.room() < SIGNALFD_SIZE {
             return Err(Errno::EINVAL);

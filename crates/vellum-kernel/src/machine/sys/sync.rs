@@ -2,7 +2,7 @@
 //! on reads.
 
 use super::Answer;
-use super::file::open_of;
+use super::file::{object_of, open_of};
 use super::pieces::by_pieces;
 use crate::files::contents::{self, ObjectContents, Opener};
 use crate::files::{block, ext4, writeback};
@@ -203,13 +203,13 @@ pub async fn advise(thread: &Arc<Thread>, fd: u64, offset: u64, len: u64, advice
 pub fn readahead(thread: &Thread, fd: u64, offset: u64, len: u64) -> Answer {
     let open = open_of(thread, fd)?;
     let kind = open.inode().kind();
-    if kind == Kind::Directory {
+    if kind == Kind::Directory && open.flags() & abi::O_PATH == 0 {
         return Err(Errno::EINVAL);
     }
     open.readable()?;
     match stored(&open) {
         Some((contents, _)) => contents.will_need(offset..offset.saturating_add(len)).map(|()| 0),
-        None if kind == Kind::Regular => Ok(0),
+        None if object_of(&open).is_some() => Ok(0),
         None => Err(Errno::EINVAL),
     }
 }

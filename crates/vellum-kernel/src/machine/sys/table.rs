@@ -8,10 +8,11 @@ use super::legacy;
 use super::path::HERE;
 use super::process::Wanted;
 use super::transfer::Memory;
+use super::xattr::Of;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, keys, lock, memory, message, misc, mount,
     path, pidfd, policy, prctl, process, program, ptrace, remote, schedule, seccomp, select, shm, signal, signalfd,
-    size, socket, swap, sync, terminal, timer, timerfd, transfer, wait,
+    size, socket, swap, sync, terminal, timer, timerfd, transfer, wait, xattr,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -121,7 +122,7 @@ system_calls! {
         __NR_sendfile: Full => transfer::sendfile(thread, a[0], a[1], a[2], a[3]).await;
         __NR_copy_file_range: Partial("copies; no blocks are shared") => transfer::copy_file_range(thread, a).await;
         __NR_close: Full => file::close(thread, a[0]);
-        __NR_close_range: Partial("CLOSE_RANGE_UNSHARE is ignored") => file::close_range(thread, a[0], a[1], a[2]);
+        __NR_close_range: Full => file::close_range(thread, a[0], a[1], a[2]);
         __NR_dup: Full => file::dup(thread, a[0]);
         __NR_dup3: Full => file::dup_to(thread, a[0], a[1], Some(a[2]));
         __NR_fcntl: Partial("no leases; no file sends signals"), AfterHandlers
@@ -202,17 +203,25 @@ system_calls! {
         __NR_renameat: Full => path::rename(thread, a[0], a[1], a[2], a[3], 0);
         __NR_renameat2: Full => path::rename(thread, a[0], a[1], a[2], a[3], a[4]);
         __NR_readlinkat: Full => path::readlink(thread, a[0], a[1], a[2], a[3]);
-        __NR_getxattr: Partial("no file has attributes") => path::attribute(thread, a[0], 0);
-        __NR_lgetxattr: Partial("as getxattr") => path::attribute(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
-        __NR_fgetxattr: Partial("as getxattr") => file::open_of(thread, a[0]).and(Err(Errno::EOPNOTSUPP));
-        __NR_setxattr: Partial("as getxattr") => path::attribute(thread, a[0], 0);
-        __NR_lsetxattr: Partial("as getxattr") => path::attribute(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
-        __NR_fsetxattr: Partial("as getxattr") => file::open_of(thread, a[0]).and(Err(Errno::EOPNOTSUPP));
-        __NR_listxattr: Partial("as getxattr") => path::no_attributes(thread, a[0], 0);
-        __NR_llistxattr: Partial("as getxattr") => path::no_attributes(thread, a[0], nr::AT_SYMLINK_NOFOLLOW.into());
-        __NR_flistxattr: Partial("as getxattr") => file::open_of(thread, a[0]).map(|_| 0);
+        __NR_getxattr: Partial("no file has attributes") => xattr::get(thread, Of::path(a[0], false), a[1]);
+        __NR_lgetxattr: Partial("as getxattr") => xattr::get(thread, Of::path(a[0], true), a[1]);
+        __NR_fgetxattr: Partial("as getxattr") => xattr::get(thread, Of::Descriptor(a[0]), a[1]);
+        __NR_getxattrat: Partial("as getxattr") => xattr::get_at(thread, a);
+        __NR_setxattr: Partial("as getxattr") => xattr::set(thread, Of::path(a[0], false), a[1], a[2], a[3], a[4]);
+        __NR_lsetxattr: Partial("as getxattr") => xattr::set(thread, Of::path(a[0], true), a[1], a[2], a[3], a[4]);
+        __NR_fsetxattr: Partial("as getxattr") => xattr::set(thread, Of::Descriptor(a[0]), a[1], a[2], a[3], a[4]);
+        __NR_setxattrat: Partial("as getxattr") => xattr::set_at(thread, a);
+        __NR_listxattr: Partial("as getxattr") => xattr::list(thread, Of::path(a[0], false));
+        __NR_llistxattr: Partial("as getxattr") => xattr::list(thread, Of::path(a[0], true));
+        __NR_flistxattr: Partial("as getxattr") => xattr::list(thread, Of::Descriptor(a[0]));
+        __NR_listxattrat: Partial("as getxattr") => xattr::list(thread, Of::Path(a[0], a[1], a[2]));
+        __NR_removexattr: Partial("as getxattr") => xattr::remove(thread, Of::path(a[0], false), a[1]);
+        __NR_lremovexattr: Partial("as getxattr") => xattr::remove(thread, Of::path(a[0], true), a[1]);
+        __NR_fremovexattr: Partial("as getxattr") => xattr::remove(thread, Of::Descriptor(a[0]), a[1]);
+        __NR_removexattrat: Partial("as getxattr") => xattr::remove(thread, Of::Path(a[0], a[1], a[2]), a[3]);
         __NR_truncate: Full => size::truncate(thread, a[0], a[1]).await;
-        __NR_fchmodat: Full => path::chmod(thread, a[0], a[1], a[2]);
+        __NR_fchmodat: Full => path::chmod(thread, a[0], a[1], a[2], 0);
+        __NR_fchmodat2: Full => path::chmod(thread, a[0], a[1], a[2], a[3]);
         __NR_fchmod: Full => path::fchmod(thread, a[0], a[1]);
         __NR_fchownat: Full => path::chown(thread, a[0], a[1], a[2], a[3], a[4]);
         __NR_fchown: Full => path::fchown(thread, a[0], a[1], a[2]);
@@ -328,7 +337,7 @@ system_calls! {
 
         __NR_clock_gettime: Full => clock::gettime(thread, a[0], a[1]);
         __NR_clock_getres: Full => clock::getres(thread, a[0], a[1]);
-        __NR_gettimeofday: Full => clock::gettimeofday(thread, a[0]);
+        __NR_gettimeofday: Full => clock::gettimeofday(thread, a[0], a[1]);
         __NR_nanosleep: Full => clock::nanosleep(thread, a[0], a[1]).await;
         __NR_clock_nanosleep: Full => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await;
         __NR_setitimer: Partial("no user time apart") => timer::setitimer(thread, a[0], a[1], a[2]);
@@ -366,7 +375,7 @@ system_calls! {
         __NR_access: Full => path::access(thread, HERE, a[0], a[1], 0);
         __NR_alarm: Full => legacy::alarm(thread, a[0]);
         __NR_arch_prctl: Partial("segment bases only") => legacy::arch_prctl(thread, a[0], a[1]);
-        __NR_chmod: Full => path::chmod(thread, HERE, a[0], a[1]);
+        __NR_chmod: Full => path::chmod(thread, HERE, a[0], a[1], 0);
         __NR_chown: Full => path::chown(thread, HERE, a[0], a[1], a[2], 0);
         __NR_creat: Full => path::open(thread, HERE, a[0], legacy::CREAT, a[1]).await;
         __NR_dup2: Full => file::dup_to(thread, a[0], a[1], None);

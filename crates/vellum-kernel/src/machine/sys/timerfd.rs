@@ -81,6 +81,10 @@ impl State {
 }
 
 impl File for TimerFd {
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         if to.room() < 8 {
             return Err(Errno::EINVAL);

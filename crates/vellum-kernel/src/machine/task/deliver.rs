@@ -183,7 +183,8 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);
     if flags & abi::SA_RESETHAND != 0 {
-        *thread.process.signals.lock().action(info.signal) = Action::default();
+        // The flags and the mask stay, as on Linux.
+        thread.process.signals.lock().action(info.signal).handler = 0;
     }
     Ok(())
 }
@@ -266,7 +267,8 @@ pub fn force(thread: &Arc<Thread>, info: Info) {
     let action = *thread.process.signals.lock().action(info.signal);
     if blocked || action.handler == 1 {
         // It is taken nevertheless: a tracer is told, and the core is written.
-        *thread.process.signals.lock().action(info.signal) = Action::default();
+        // The flags and the mask stay, as on Linux.
+        thread.process.signals.lock().action(info.signal).handler = 0;
         thread.set_mask(thread.mask.load(Ordering::Relaxed) & !bit(info.signal));
     }
     thread.pending.lock().push(info);

@@ -526,7 +526,8 @@ impl Process {
         let exit_signal = self.exit_signal.load(Ordering::Relaxed);
         let action = *parent.signals.lock().action(abi::SIGCHLD);
         if exit_signal == abi::SIGCHLD && (action.handler == 1 || action.flags & u64::from(abi::SA_NOCLDWAIT) != 0) {
-            parent.reap(tasklist, self);
+            // No call waits for the child, so the parent does not get its usage.
+            parent.forget(tasklist, self);
         }
         if exit_signal != 0 {
             let life = *self.life.lock();
@@ -550,11 +551,16 @@ impl Process {
     }
 
     /// Removes an ended child and adds its resource usage to this process's children.
-    pub fn reap(&self, _: &TasklistLock, child: &Process) {
+    pub fn reap(&self, tasklist: &TasklistLock, child: &Process) {
         let all = child.usage() + *child.children_usage.lock();
         let mut children = self.children_usage.lock();
         *children = *children + all;
         drop(children);
+        self.forget(tasklist, child);
+    }
+
+    /// Removes an ended child.
+    fn forget(&self, _: &TasklistLock, child: &Process) {
         self.children.lock().remove(&child.pid);
         TABLE.lock().remove(&child.pid);
         *child.counted.lock() = None;

@@ -77,6 +77,10 @@ impl File for Null {
         true
     }
 
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -92,6 +96,10 @@ impl File for Zero {
     }
 
     fn seekable(&self) -> bool {
+        true
+    }
+
+    fn ignores_seeks(&self) -> bool {
         true
     }
 
@@ -117,6 +125,10 @@ impl File for Full {
         true
     }
 
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -132,6 +144,10 @@ impl File for Random {
     }
 
     fn seekable(&self) -> bool {
+        true
+    }
+
+    fn ignores_seeks(&self) -> bool {
         true
     }
 

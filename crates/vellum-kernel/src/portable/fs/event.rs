@@ -29,6 +29,10 @@ impl Event {
 }
 
 impl File for Event {
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         if to.room() < 8 {
             return Err(Errno::EINVAL);

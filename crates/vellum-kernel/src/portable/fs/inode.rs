@@ -344,6 +344,12 @@ pub trait File: Send + Sync {
         false
     }
 
+    /// Returns true if `lseek` succeeds without effect, and the offset stays 0, as of files that
+    /// have no place to move to (Linux: `noop_llseek`, `null_lseek`).
+    fn ignores_seeks(&self) -> bool {
+        false
+    }
+
     /// Returns the offset that `SEEK_END` means, if that is not the inode's size.
     fn end(&self) -> Option<u64> {
         None

@@ -74,9 +74,9 @@ struct Table {
 }
 
 impl Table {
-    /// Returns the first lock that conflicts with `wanted`.
+    /// Returns the lock with the lowest offset of those that conflict with `wanted`.
     fn conflict(&self, key: &ListKey, wanted: &Lock) -> Option<&Lock> {
-        self.locks.get(key)?.iter().find(|lock| lock.conflicts(wanted))
+        self.locks.get(key)?.iter().filter(|lock| lock.conflicts(wanted)).min_by_key(|lock| lock.range.start)
     }
 
     /// Returns true if `from` waits for `target`, directly or through other owners, or is `target`.

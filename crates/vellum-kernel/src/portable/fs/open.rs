@@ -378,11 +378,18 @@ impl Open {
     /// # Errors
     /// `ESPIPE`, `EBADF`, `EINVAL`, `ENXIO`, `EOVERFLOW`, and those of [`File::seek`].
     pub fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno> {
-        self.has_offsets()?;
         if self.flags() & O_PATH != 0 {
             return Err(Errno::EBADF);
         }
+        if whence > SEEK_HOLE {
+            return Err(Errno::EINVAL);
+        }
         let mut current = self.offset.lock();
+        if self.file.as_ref().is_some_and(|file| file.ignores_seeks()) {
+            *current = 0;
+            return Ok(0);
+        }
+        self.has_offsets()?;
         let base = match whence {
             SEEK_SET => 0,
             SEEK_CUR => *current,
@@ -531,7 +538,7 @@ mod tests {
     use std::vec;
 
     fn pipe(flags: u32) -> (Open, Open) {
-        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, (0, 0), Default::default()).unwrap();
         (
             Open::new(inode.clone(), Some(reader), O_RDONLY | flags, None),
             Open::new(inode, Some(writer), O_WRONLY | flags, None),

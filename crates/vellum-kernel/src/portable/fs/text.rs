@@ -71,13 +71,20 @@ pub struct Text {
     meta: Meta,
     show: Option<Show>,
     store: Option<Store>,
+    ioctl: Option<Ioctl>,
 }
 
 impl Text {
     /// Creates a file of this mode. Reads fail with `EINVAL` without `show`, writes without
     /// `store`.
     pub fn new(system: PseudoFs, mode: u32, show: Option<Show>, store: Option<Store>) -> Arc<Text> {
-        Arc::new(Text { system, meta: system.meta(Kind::Regular, mode), show, store })
+        Arc::new(Text { system, meta: system.meta(Kind::Regular, mode), show, store, ioctl: None })
+    }
+
+    /// Creates a file of this mode that can only be read, and that has `ioctl`s.
+    pub fn with_ioctl(system: PseudoFs, mode: u32, show: Show, ioctl: Ioctl) -> Arc<Text> {
+        let meta = system.meta(Kind::Regular, mode);
+        Arc::new(Text { system, meta, show: Some(show), store: None, ioctl: Some(ioctl) })
     }
 
     /// Creates a file of mode 0444 that can only be read.
@@ -160,6 +167,10 @@ impl File for OpenText {
 
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
         self.write(0, from).map(|count| (count, count as u64))
+    }
+
+    fn request(&self, request: u32, argument: u64) -> Result<u64, Errno> {
+        self.text.ioctl.as_ref().ok_or(Errno::ENOTTY)?(request, argument)
     }
 
     fn seekable(&self) -> bool {

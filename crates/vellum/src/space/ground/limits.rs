@@ -17,6 +17,11 @@ pub struct Limits {
     pub vmas: usize,
     /// The lowest address that may be mapped (`vm.mmap_min_addr`).
     pub lowest: u64,
+    /// The lowest address that a program may choose ([`MapFlags::FIXED`]): [`Limits::lowest`], or a
+    /// lower one for a program with the right to that (`CAP_SYS_RAWIO`).
+    ///
+    /// [`MapFlags::FIXED`]: crate::space::MapFlags::FIXED
+    pub lowest_fixed: u64,
     /// The address from which the search for free addresses goes down (`mmap_base`), or the end of
     /// user space if that is lower.
     pub mmap_base: u64,
@@ -38,6 +43,7 @@ impl Default for Limits {
             stack: 8 << 20,
             vmas: 65530,
             lowest: 0x10000,
+            lowest_fixed: 0x10000,
             mmap_base: u64::MAX,
             exec_gain: true,
             large_folios: LargeFolios::All,

@@ -79,7 +79,7 @@ pub enum MapError {
     /// The range reaches beyond the user half.
     OutOfRange,
     /// This address is below the lowest that may be mapped
-    /// ([`Limits::lowest`](crate::space::Limits::lowest)).
+    /// ([`Limits::lowest_fixed`](crate::space::Limits::lowest_fixed)).
     TooLow(u64),
     /// Something is mapped in this range ([`MapFlags::FIXED_NOREPLACE`]).
     Exists(VirtRange),
@@ -351,7 +351,7 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     fn map_fixed(self, range: UserRange, request: &RequestWithSource) -> Result<(), MapError> {
         let mut change = Change::begin(self.space, range);
         let vmas = change.vmas();
-        if range.start < vmas.limits.lowest {
+        if range.start < vmas.limits.lowest_fixed {
             return Err(MapError::TooLow(range.start));
         }
         if request.flags.contains(MapFlags::FIXED_NOREPLACE)

@@ -69,7 +69,7 @@ pub enum RemapError {
     /// This VMA is private, and private memory can't be mapped a second time.
     NotShared(VirtRange),
     /// This address is below the lowest that may be mapped
-    /// ([`Limits::lowest`](crate::space::Limits::lowest)).
+    /// ([`Limits::lowest_fixed`](crate::space::Limits::lowest_fixed)).
     TooLow(u64),
     /// The new range would end beyond the largest size of an object.
     OffsetTooLarge,
@@ -381,7 +381,7 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// [`RemapError::TooLow`], [`RemapError::NoRoom`].
     fn new_range(self, vmas: &Vmas, request: &CheckedRequest) -> Result<UserRange, RemapError> {
         if request.flags.contains(RemapFlags::FIXED) {
-            return match request.new_addr < vmas.limits.lowest {
+            return match request.new_addr < vmas.limits.lowest_fixed {
                 true => Err(RemapError::TooLow(request.new_addr)),
                 false => {
                     Ok(self.user_part(VirtRange { start: request.new_addr, end: request.new_addr + request.new_len }))

@@ -45,8 +45,8 @@ const SHARED: &[u8] = b"/dev/zero (deleted)";
 /// The device shown for shared memory without a file, as on Linux.
 const SHARED_DEVICE: Device = Device { major: 0, minor: 1 };
 
-/// Calls `tell` with a VMA's line of `maps`.
-fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T) -> T {
+/// Calls `tell` with what `maps` shows of a VMA.
+pub fn describe<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T) -> T {
     let VirtRange { start, end } = *vma.range;
     let (heap, stack) = (*memory.heap.lock(), memory.image.lock().stack);
     let file = memory.mapped(vma.backing.tag()).filter(|_| vma.backing.tag() != 0);
@@ -86,7 +86,7 @@ fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T
 pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
     let vmas = vmas(&memory)?;
-    Text::of(|text| vmas.iter().try_for_each(|vma| show(&memory, vma, |shown| words::line(text, shown))))
+    Text::of(|text| vmas.iter().try_for_each(|vma| describe(&memory, vma, |shown| words::line(text, shown))))
 }
 
 /// Returns the resident and swapped pages of a VMA, by kind.
@@ -176,7 +176,7 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
             let usage = usage(&memory, vma);
             let key = (keys::count() > 1).then_some(vma.prot.key());
             let traits = Traits { huge: huge(vma), key, flags: &flags(vma, soft_dirty) };
-            show(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, &traits))
+            describe(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, &traits))
         })
     })
 }

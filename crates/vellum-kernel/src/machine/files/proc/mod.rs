@@ -6,6 +6,7 @@
 //! | [`facts`] | `status`, `stat`, `limits`, `oom_score` and the like |
 //! | [`memory`] | `maps`, `smaps`, `pagemap`, `mem`, `clear_refs` |
 //! | [`scan`] | `PAGEMAP_SCAN` |
+//! | [`query`] | `PROCMAP_QUERY` |
 //! | [`links`] | `fd`, `fdinfo`, `exe`, `cwd`, `root` |
 //! | [`frames`] | `kpageflags`, `kpagecount` |
 //! | [`system`] | `meminfo`, `vmstat`, `stat` and the like |
@@ -16,6 +17,7 @@ mod frames;
 mod links;
 pub mod memory;
 mod process;
+mod query;
 mod scan;
 pub mod settings;
 mod system;

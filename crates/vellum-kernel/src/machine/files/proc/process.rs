@@ -3,7 +3,7 @@
 //! A directory is created at its first lookup, and lives as long as its process. Its entries are
 //! created whenever they are looked up: most programs look up one, their executable.
 
-use super::{ROOT, facts, links, memory, scan};
+use super::{ROOT, facts, links, memory, query, scan};
 use crate::task::process::{self as processes, find};
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
@@ -72,7 +72,6 @@ const TEXTS: &[(&str, u32, Contents, Option<WriteHandler>)] = &[
     ("coredump_filter", 0o644, facts::core_filter, Some(facts::set_core_filter)),
     ("environ", 0o400, facts::environment, None),
     ("limits", 0o444, facts::limits, None),
-    ("maps", 0o444, memory::maps, None),
     ("mountinfo", 0o444, |_| super::system::mountinfo(), None),
     ("mounts", 0o444, |_| super::system::mounts(), None),
     ("oom_adj", 0o644, facts::oom_adj, Some(facts::set_oom_adj)),
@@ -97,6 +96,7 @@ const OTHERS: &[(&str, Kind, Create)] = &[
     ("exe", Kind::Link, links::exe),
     ("fd", Kind::Directory, links::fd),
     ("fdinfo", Kind::Directory, links::fdinfo),
+    ("maps", Kind::Regular, maps),
     ("mem", Kind::Regular, mem),
     ("pagemap", Kind::Regular, pagemap),
     ("root", Kind::Link, links::root),
@@ -217,6 +217,12 @@ impl DynamicEntries for Entries {
 fn clear_refs(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
     let of = subject.clone();
     Text::new(system, 0o200, None, Some(Box::new(move |value| memory::clear(&of, value))))
+}
+
+fn maps(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {
+    let (of, asks) = (subject.clone(), subject.clone());
+    let ioctl = Box::new(move |request, argument| query::request(&asks, request, argument));
+    Text::with_ioctl(system, 0o444, Box::new(move || memory::maps(&of)), ioctl)
 }
 
 fn pagemap(system: PseudoFs, subject: &Subject) -> Arc<dyn Inode> {

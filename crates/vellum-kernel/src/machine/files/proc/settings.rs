@@ -16,6 +16,7 @@ use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::notify::limits;
+use vellum_kernel::fs::pipe::limits as pipes;
 use vellum_kernel::fs::pseudo::PseudoDirectory;
 use vellum_kernel::fs::text::{Show, Store, Text};
 use vellum_kernel::parse;
@@ -33,6 +34,10 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
     Setting { name, value: AtomicU64::new(value), least, most }
 }
 
+/// The lowest address where a program without `CAP_SYS_RAWIO` maps memory (`vm.mmap_min_addr`), so
+/// that an access by a null pointer faults.
+pub const LOWEST: u64 = 65536;
+
 /// The numbers of `vm`.
 static MEMORY: [Setting; 22] = [
     setting("compaction_proactiveness", 20, 0, 100),
@@ -44,7 +49,7 @@ static MEMORY: [Setting; 22] = [
     setting("drop_caches", 0, 1, 4),
     setting("max_map_count", 65530, 0, i32::MAX as u64),
     setting("min_free_kbytes", 0, 0, u64::MAX),
-    setting("mmap_min_addr", 65536, 65536, 65536),
+    setting("mmap_min_addr", LOWEST, LOWEST, LOWEST),
     setting("nr_hugepages", 0, 0, u64::MAX),
     setting("nr_overcommit_hugepages", 0, 0, u64::MAX),
     setting("oom_kill_allocating_task", 0, 0, 0),
@@ -170,7 +175,23 @@ pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let files = directory.add_directory("fs")?;
     files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
     files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
-    files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
+    let rounded: Show = Box::new(|| Ok(format!("{}\n", pipes::max_size()).into_bytes()));
+    let round: Store = Box::new(|value| {
+        let size = pipes::round(parse::number::<u64>(value)?)?;
+        pipes::MAX_SIZE.store(size as u64, Relaxed);
+        Ok(())
+    });
+    files.add("pipe-max-size", Text::new(files.system(), 0o644, Some(rounded), Some(round)))?;
+    let pages: [(&str, &'static AtomicU64); 2] =
+        [("pipe-user-pages-hard", &pipes::USER_PAGES_HARD), ("pipe-user-pages-soft", &pipes::USER_PAGES_SOFT)];
+    for (name, limit) in pages {
+        let show: Show = Box::new(|| Ok(format!("{}\n", limit.load(Relaxed)).into_bytes()));
+        let store: Store = Box::new(|value| {
+            limit.store(parse::number::<u64>(value)?, Relaxed);
+            Ok(())
+        });
+        files.add(name, Text::new(files.system(), 0o644, Some(show), Some(store)))?;
+    }
     let notify = files.add_directory("inotify")?;
     let limits: [(&str, &'static AtomicU32); 3] = [
         ("max_queued_events", &limits::MAX_QUEUED_EVENTS),

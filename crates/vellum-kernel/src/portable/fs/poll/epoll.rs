@@ -426,6 +426,10 @@ impl Drop for Epoll {
 }
 
 impl File for Epoll {
+    fn ignores_seeks(&self) -> bool {
+        true
+    }
+
     fn ready(&self) -> u32 {
         let mut state = self.state.lock();
         let mut has_event = false;
@@ -578,7 +582,7 @@ mod tests {
 
     #[test]
     fn a_hangup_is_reported_whether_it_is_wanted_or_not() {
-        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, (0, 0), Default::default()).unwrap();
         let (set, open) = (Epoll::new(), Arc::new(Open::new(inode, Some(reader), 0, None)));
         set.add(3, &open, wanted(0, 1)).unwrap();
         writer.write(0, &mut &b"x"[..]).unwrap();

@@ -70,7 +70,8 @@ mod tests {
     fn only_an_event_of_interest_ends_the_wait() {
         let ends: std::vec::Vec<_> = (0..2)
             .map(|inode| {
-                let NewPipe { inode, reader, writer } = AnonymousPipe::create(inode, 0, 0).unwrap();
+                let NewPipe { inode, reader, writer } =
+                    AnonymousPipe::create(inode, (0, 0), Default::default()).unwrap();
                 (Arc::new(Open::new(inode, Some(reader), 0, None)), writer)
             })
             .collect();
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn an_event_that_another_thread_consumes_afterwards_is_still_reported() {
-        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, (0, 0), Default::default()).unwrap();
         let set = [(Some(Arc::new(Open::new(inode, Some(from.clone()), 0, None))), POLLIN)];
         to.write(0, &mut &b"x"[..]).unwrap();
         let found = block_on(any(&set)).unwrap();
@@ -101,7 +102,7 @@ mod tests {
     /// `select` for exceptions alone: a hangup is in none of its sets.
     #[test]
     fn an_event_of_no_interest_does_not_end_the_wait() {
-        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { inode, reader: from, writer: to } = AnonymousPipe::create(1, (0, 0), Default::default()).unwrap();
         drop(to);
         assert_ne!(from.ready(), 0);
         let set = [(Some(Arc::new(Open::new(inode, Some(from), 0, None))), POLLPRI)];

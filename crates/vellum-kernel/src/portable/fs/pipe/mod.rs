@@ -3,6 +3,8 @@
 //! A write of at most [`PIPE_BUF`] bytes is atomic. Readers wait for bytes or for the last writer
 //! to close its end; writers wait for room or for the last reader to close its end.
 
+pub mod limits;
+
 use super::bytes::Bytes;
 use super::inode::{Change, File, Inode};
 use super::io::{Sink, Source, in_pieces};
@@ -11,6 +13,7 @@ use crate::errno::Errno;
 use crate::wait::Queue;
 use alloc::sync::Arc;
 use core::any::Any;
+use limits::{Pages, Rights};
 use linux_raw_sys::general::{
     F_GETPIPE_SZ, F_SETPIPE_SZ, O_ACCMODE, O_NONBLOCK, O_RDONLY, O_RDWR, O_WRONLY, POLLERR, POLLHUP, POLLIN, POLLOUT,
     POLLRDNORM, POLLWRNORM,
@@ -21,8 +24,6 @@ use spin::Mutex;
 pub const PIPE_BUF: usize = 4096;
 /// The capacity of a new pipe, in bytes.
 const DEFAULT_CAPACITY: usize = 65536;
-/// The most that `F_SETPIPE_SZ` accepts, in bytes (`/proc/sys/fs/pipe-max-size`).
-const MAX_CAPACITY: usize = 1 << 20;
 
 /// A pipe's buffer, and the counts of its open ends.
 pub struct Pipe {
@@ -35,6 +36,8 @@ pub struct Pipe {
 struct State {
     bytes: Bytes,
     capacity: usize,
+    /// The capacity as its user's limits count it. A FIFO's does not count.
+    pages: Option<Pages>,
     readers: u32,
     writers: u32,
     /// The number of times that each end was opened: readers, writers. It never falls, so that an
@@ -44,9 +47,7 @@ struct State {
 
 impl Default for Pipe {
     fn default() -> Self {
-        let state =
-            State { bytes: Bytes::default(), capacity: DEFAULT_CAPACITY, readers: 0, writers: 0, opened: [0; 2] };
-        Pipe { state: Mutex::new(state), changed: Queue::new() }
+        Pipe::new(DEFAULT_CAPACITY, None)
     }
 }
 
@@ -62,6 +63,36 @@ struct End {
 }
 
 impl Pipe {
+    fn new(capacity: usize, pages: Option<Pages>) -> Self {
+        let state = State { bytes: Bytes::default(), capacity, pages, readers: 0, writers: 0, opened: [0; 2] };
+        Pipe { state: Mutex::new(state), changed: Queue::new() }
+    }
+
+    /// Sets the capacity to `size` bytes, rounded up to a power of two, and returns it.
+    ///
+    /// # Errors
+    /// `EPERM`: the size, or the user's pages, exceed a limit that holds for a program of these
+    /// rights. `EBUSY`: the pipe has more bytes. `EINVAL`: more than 2 GiB.
+    fn set_capacity(&self, size: u64, rights: Rights) -> Result<u64, Errno> {
+        let capacity = limits::round(size)?;
+        let mut state = self.state.lock();
+        let grows = capacity > state.capacity;
+        if grows && !rights.may_be_large && capacity > limits::max_size() {
+            return Err(Errno::EPERM);
+        }
+        if state.bytes.len() > capacity {
+            return Err(Errno::EBUSY);
+        }
+        if let Some(pages) = &mut state.pages {
+            let limited = grows && !rights.may_be_many;
+            pages.change((capacity / PIPE_BUF) as u64, limited)?;
+        }
+        state.capacity = capacity;
+        drop(state);
+        self.changed.wake_all();
+        Ok(capacity as u64)
+    }
+
     /// Opens the ends that the access mode in `flags` names, and wakes tasks that wait for them.
     ///
     /// # Errors
@@ -206,22 +237,9 @@ impl File for End {
     }
 
     fn control(&self, command: u32, argument: u64) -> Result<u64, Errno> {
-        let mut state = self.pipe.state.lock();
         match command {
-            F_GETPIPE_SZ => Ok(state.capacity as u64),
-            F_SETPIPE_SZ => {
-                if argument > MAX_CAPACITY as u64 {
-                    return Err(Errno::EPERM);
-                }
-                let capacity = (argument as usize).max(PIPE_BUF).next_power_of_two();
-                if state.bytes.len() > capacity {
-                    return Err(Errno::EBUSY);
-                }
-                state.capacity = capacity;
-                drop(state);
-                self.pipe.changed.wake_all();
-                Ok(capacity as u64)
-            }
+            F_GETPIPE_SZ => Ok(self.pipe.state.lock().capacity as u64),
+            F_SETPIPE_SZ => self.pipe.set_capacity(argument, Rights::default()),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -233,6 +251,16 @@ impl File for End {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Implements `F_SETPIPE_SZ`, for a program of these rights.
+///
+/// # Errors
+/// `EBADF`: the file is no pipe. `EPERM`: a limit is exceeded. `EBUSY`: the pipe has more bytes.
+/// `EINVAL`: more than 2 GiB.
+pub fn set_size(file: &dyn File, size: u64, rights: Rights) -> Result<u64, Errno> {
+    let end = file.as_any().downcast_ref::<End>().ok_or(Errno::EBADF)?;
+    end.pipe.set_capacity(size, rights)
 }
 
 /// The inode of an anonymous pipe.
@@ -252,12 +280,16 @@ pub struct NewPipe {
 }
 
 impl AnonymousPipe {
-    /// Creates a pipe with this inode number and owner.
+    /// Creates a pipe with this inode number and owner, who is a user with these rights. The pipe
+    /// is small if the user's pipes have the pages that `pipe-user-pages-soft` permits.
     ///
     /// # Errors
-    /// Errors of [`Pipe::open`], none of which occurs for a new pipe.
-    pub fn create(inode: u64, uid: u32, gid: u32) -> Result<NewPipe, Errno> {
-        let pipe = Arc::new(Pipe::default());
+    /// `ENFILE`: the user has the pages that `pipe-user-pages-hard` permits.
+    pub fn create(inode: u64, (uid, gid): (u32, u32), rights: Rights) -> Result<NewPipe, Errno> {
+        let most = if rights.may_be_large { usize::MAX } else { limits::max_size() };
+        let capacity = DEFAULT_CAPACITY.min(most);
+        let pages = Pages::new(uid, (capacity / PIPE_BUF) as u64, rights)?;
+        let pipe = Arc::new(Pipe::new(pages.count() as usize * PIPE_BUF, Some(pages)));
         let (reader, writer) = (pipe.open_end(O_RDONLY, false)?, pipe.open_end(O_WRONLY, false)?);
         let mut meta = Meta::new(Device { major: 0, minor: 10 }, inode, Kind::Fifo, 0o600);
         (meta.uid, meta.gid) = (uid, gid);
@@ -291,7 +323,7 @@ mod tests {
     use std::vec;
 
     fn pipe() -> (Arc<dyn File>, Arc<dyn File>) {
-        let NewPipe { reader, writer, .. } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { reader, writer, .. } = AnonymousPipe::create(1, (0, 0), Rights::default()).unwrap();
         (reader, writer)
     }
 
@@ -374,7 +406,7 @@ mod tests {
 
     #[test]
     fn an_anonymous_pipe_opens_though_the_other_end_is_closed() {
-        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { inode, reader, writer } = AnonymousPipe::create(1, (0, 0), Rights::default()).unwrap();
         writer.write(0, &mut &b"x"[..]).unwrap();
         drop(writer);
         let again = inode.clone().open(O_RDONLY).unwrap();
