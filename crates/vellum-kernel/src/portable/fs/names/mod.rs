@@ -176,6 +176,7 @@ impl Namespace {
 
     /// Returns the root of the topmost mount on a directory, or the inode itself if nothing is
     /// mounted on it (Linux: `follow_down`).
+    #[inline]
     fn follow_mounts(&self, mut inode: Arc<dyn Inode>) -> Arc<dyn Inode> {
         loop {
             let identity = inode.identity();
