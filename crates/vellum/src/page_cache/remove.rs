@@ -119,15 +119,23 @@ impl<P: Platform> Object<'_, P> {
 
     /// Returns the first page from `page` on that does not exist (Linux: `SEEK_HOLE`). Takes the
     /// object's lock for one node of the index at a time.
-    pub fn next_hole(&self, mut page: u64) -> u64 {
-        loop {
-            let found = self.lock().index.next_hole(self.machine.frames(), page..u64::MAX);
+    pub fn next_hole(&self, page: u64) -> u64 {
+        self.next_hole_in(page..u64::MAX)
+    }
+
+    /// Returns the first of `pages` that does not exist, or the end of `pages` if all exist, as
+    /// [`Object::next_hole`] does.
+    pub(super) fn next_hole_in(&self, pages: Range<u64>) -> u64 {
+        let Range { start: mut page, end } = pages;
+        while page < end {
+            let found = self.lock().index.next_hole(self.machine.frames(), page..end);
             match found {
                 NextHole::At(hole) => return hole,
-                NextHole::NotBelow(end) => page = end,
+                NextHole::NotBelow(next) => page = next,
             }
             self.machine.platform().resched();
         }
+        end
     }
 
     /// Returns whether a page exists, in memory or swapped out.
