@@ -9,7 +9,6 @@ pub use crate::files::descriptors::{add, limit};
 use crate::files::user::UserBytes;
 use crate::mem::{Object, uaccess};
 use crate::task::Thread;
-use crate::task::signal;
 use alloc::sync::Arc;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
@@ -227,30 +226,6 @@ pub fn getdents(thread: &Thread, fd: u64, to: u64, len: u64) -> Answer {
     let listed = open.entries(&mut bytes)?;
     open.notify(abi::IN_ACCESS);
     Ok(listed as u64)
-}
-
-/// Implements `vmsplice`: copies from a pipe to memory or from memory to a pipe, as much as fits.
-pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, flags: u64) -> Answer {
-    const KNOWN: u64 = 15;
-    const AT_ONCE: u64 = 2;
-    if flags & !KNOWN != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let open = open_of(thread, fd)?;
-    let mut bytes = UserBytes::many(thread, pieces, count)?;
-    if open.inode().kind() != Kind::Fifo {
-        return Err(Errno::EBADF);
-    }
-    let waits = flags & AT_ONCE == 0;
-    let done = if open.flags() & abi::O_ACCMODE == abi::O_RDONLY {
-        thread.interruptible(open.read_available(&mut bytes, waits), None).await?
-    } else {
-        thread.interruptible(open.write_available(&mut bytes, waits), None).await?
-    };
-    if done == Err(Errno::EPIPE) {
-        signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
-    }
-    done.map(|n| n as u64)
 }
 
 /// Implements `cachestat`: counts the pages of a file range that are in memory, by their states.

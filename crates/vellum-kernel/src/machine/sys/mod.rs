@@ -10,6 +10,7 @@
 //! | [`remote`] | `process_vm_readv`, `process_vm_writev`, `process_madvise` |
 //! | [`pieces`] | long calls that run piece by piece |
 //! | [`transfer`] | reads and writes, and copies from file to file |
+//! | [`splice`] | `splice`, `tee`, `vmsplice`: bytes through pipes |
 //! | [`mod@file`] | file descriptors: `fcntl`, `close` and the like |
 //! | [`size`] | sizes and storage of files: `truncate`, `fallocate` |
 //! | [`anon_inode`] | files without a path: pipes, memfds, userfaultfds, eventfds |
@@ -84,6 +85,7 @@ pub mod signal;
 pub mod signalfd;
 pub mod size;
 pub mod socket;
+pub mod splice;
 pub mod swap;
 pub mod sync;
 mod table;

@@ -12,7 +12,7 @@ use super::xattr::Of;
 use super::{
     Answer, anon_inode, clock, epoll, file, futex, identity, inotify, kcmp, keys, lock, memory, message, misc, mount,
     path, pidfd, policy, prctl, process, program, ptrace, remote, schedule, seccomp, select, shm, signal, signalfd,
-    size, socket, swap, sync, terminal, timer, timerfd, transfer, wait, xattr,
+    size, socket, splice, swap, sync, terminal, timer, timerfd, transfer, wait, xattr,
 };
 use crate::arch;
 use crate::arch::serial::println;
@@ -163,7 +163,9 @@ system_calls! {
             => anon_inode::userfaultfd(thread, a[0]);
         __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting")
             => anon_inode::eventfd(thread, a[0], a[1]);
-        __NR_vmsplice: Partial("copies; no gifted pages") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_splice: Partial("copies, except from pipe to pipe") => splice::splice(thread, a).await;
+        __NR_tee: Partial("copies") => splice::tee(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_vmsplice: Partial("copies; no gifted pages") => splice::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
 
         __NR_socket: Partial("AF_UNIX; TCP and UDP, within the machine") => socket::socket(thread, a[0], a[1], a[2]);

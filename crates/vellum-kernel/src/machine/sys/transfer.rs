@@ -77,7 +77,12 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
 }
 
 /// Reads from the file's offset, or from another.
-async fn read_to(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, at: Option<u64>) -> Result<usize, Errno> {
+pub(super) async fn read_to(
+    thread: &Arc<Thread>,
+    open: &Open,
+    to: &mut dyn Sink,
+    at: Option<u64>,
+) -> Result<usize, Errno> {
     if at.is_none() && !open.is_always_ready() {
         if socket_of(open).is_ok() {
             return message::receive(thread, open, to, 0).await.map(|received| received.count);
@@ -123,7 +128,12 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
 }
 
 /// Writes at the file's offset, or at another.
-async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at: Option<u64>) -> Result<usize, Errno> {
+pub(super) async fn write_from(
+    thread: &Arc<Thread>,
+    open: &Open,
+    from: &mut dyn Source,
+    at: Option<u64>,
+) -> Result<usize, Errno> {
     if at.is_none() && !open.is_always_ready() && socket_of(open).is_ok() {
         let with = message::plain(socket::identity(thread, REAL));
         return message::send(thread, open, from, with, 0).await;
@@ -156,10 +166,15 @@ async fn write_from(thread: &Arc<Thread>, open: &Open, from: &mut dyn Source, at
     if matches!(done, Ok(1..)) {
         open.notify(abi::IN_MODIFY);
     }
-    if done == Err(Errno::EPIPE) {
+    signal_broken_pipe(thread, &done);
+    done
+}
+
+/// Sends `SIGPIPE` if a write failed with `EPIPE`.
+pub(super) fn signal_broken_pipe<T>(thread: &Arc<Thread>, written: &Result<T, Errno>) {
+    if matches!(written, Err(Errno::EPIPE)) {
         signal::send_to(thread, signal::info_from(abi::SIGPIPE, abi::SI_USER as i32, thread));
     }
-    done
 }
 
 /// Checks the flags of `preadv2` and `pwritev2`, and returns the offset that `at` means: −1 is that
@@ -222,7 +237,7 @@ async fn copy(
 }
 
 /// Reads an offset that a call takes from memory, and that the call moves on; `None` without one.
-fn offset_at(thread: &Thread, address: u64) -> Result<Option<u64>, Errno> {
+pub(super) fn offset_at(thread: &Thread, address: u64) -> Result<Option<u64>, Errno> {
     if address == 0 {
         return Ok(None);
     }
@@ -233,7 +248,7 @@ fn offset_at(thread: &Thread, address: u64) -> Result<Option<u64>, Errno> {
 }
 
 /// Moves an offset on: that in memory at `address`, or else that of the file.
-fn move_on(thread: &Thread, open: &Open, address: u64, to: u64) -> Result<(), Errno> {
+pub(super) fn move_on(thread: &Thread, open: &Open, address: u64, to: u64) -> Result<(), Errno> {
     match address {
         0 => open.seek(to as i64, abi::SEEK_SET).map(drop),
         _ => uaccess::write(&thread.memory(), address, &to.to_le_bytes()),

@@ -3,6 +3,7 @@
 //! No allocation is larger than a page, so that a program's writes do not depend on free memory in
 //! large blocks.
 
+use super::io::in_pieces;
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -97,6 +98,46 @@ impl Bytes {
         Ok(&mut self.pages[last][end - last * PAGE..])
     }
 
+    /// Moves up to `most` bytes from the front of `from` to the end, and returns their number. A
+    /// page of them moves without a copy where it can stand behind the last page as it is.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no byte was moved.
+    pub fn move_from(&mut self, from: &mut Bytes, most: usize) -> Result<usize, Errno> {
+        let mut done = 0;
+        in_pieces(|| {
+            let count = from.first().len().min(most - done);
+            if count == 0 {
+                return Ok((0, false));
+            }
+            let moved = if self.accepts_page_of(from, count) {
+                self.pages.try_reserve(1)?;
+                self.consumed = if self.len == 0 { from.consumed } else { self.consumed };
+                self.len += count;
+                from.len -= count;
+                from.consumed = 0;
+                self.pages.extend(from.pages.pop_front());
+                count
+            } else {
+                let room = self.room()?;
+                let count = count.min(room.len());
+                room[..count].copy_from_slice(&from.first()[..count]);
+                self.add(count);
+                from.drop_first(count);
+                count
+            };
+            done += moved;
+            Ok((moved, true))
+        })
+    }
+
+    /// Returns true if the first page of `from`, of which `count` bytes are wanted, has no others,
+    /// and the queue can have the page behind its last.
+    fn accepts_page_of(&self, from: &Bytes, count: usize) -> bool {
+        let is_whole = count == from.first().len();
+        is_whole && (self.len == 0 || from.consumed == 0 && self.consumed + self.len == self.pages.len() * PAGE)
+    }
+
     /// Appends the first `count` bytes of the [room](Bytes::room).
     pub fn add(&mut self, count: usize) {
         self.len += count;
@@ -132,6 +173,57 @@ mod tests {
         assert_eq!(bytes.first(), [9]);
         bytes.truncate(0);
         assert_eq!((bytes.len(), bytes.pages.len()), (0, 0));
+    }
+
+    /// Appends `count` bytes, which continue the sequence of `next`.
+    fn fill(bytes: &mut Bytes, next: &mut u8, mut count: usize) {
+        while count > 0 {
+            let room = bytes.room().unwrap();
+            let part = count.min(room.len());
+            for byte in &mut room[..part] {
+                *next = next.wrapping_add(1);
+                *byte = *next;
+            }
+            bytes.add(part);
+            count -= part;
+        }
+    }
+
+    #[test]
+    fn whole_pages_move_without_a_copy() {
+        let (mut from, mut to, mut next) = (Bytes::default(), Bytes::default(), 0);
+        fill(&mut from, &mut next, 3 * PAGE);
+        from.drop_first(100);
+        let pages: Vec<_> = from.pages.iter().map(|page| page.as_ptr()).collect();
+        assert_eq!(to.move_from(&mut from, 2 * PAGE - 100), Ok(2 * PAGE - 100));
+        assert_eq!((to.pages[0].as_ptr(), to.pages[1].as_ptr()), (pages[0], pages[1]));
+        assert_eq!((from.len(), from.pages[0].as_ptr(), from.first().len()), (PAGE, pages[2], PAGE));
+        assert_eq!(to.move_from(&mut from, 1), Ok(1));
+        assert_ne!(to.pages[2].as_ptr(), pages[2], "a part of a page is copied");
+        assert_eq!((to.move_from(&mut from, 0), to.move_from(&mut Bytes::default(), 9)), (Ok(0), Ok(0)));
+    }
+
+    #[test]
+    fn bytes_move_from_queue_to_queue_in_order() {
+        let mut random = oorandom::Rand32::new(7);
+        let (mut from, mut to, mut next, mut expected) = (Bytes::default(), Bytes::default(), 0, 0u8);
+        for _ in 0..5_000 {
+            fill(&mut from, &mut next, random.rand_range(0..5_000) as usize);
+            let most = random.rand_range(0..9_000) as usize;
+            let before = (from.len(), to.len());
+            let moved = to.move_from(&mut from, most).unwrap();
+            assert_eq!((from.len() + moved, to.len()), (before.0, before.1 + moved));
+            assert_eq!(moved, most.min(before.0));
+            for _ in 0..random.rand_range(0..4) {
+                let count = (random.rand_range(0..6_000) as usize).min(to.first().len());
+                for byte in &to.first()[..count] {
+                    expected = expected.wrapping_add(1);
+                    assert_eq!(*byte, expected);
+                }
+                to.drop_first(count);
+            }
+            assert!(to.pages.len() <= to.len().div_ceil(PAGE) + 1, "more pages than the bytes need");
+        }
     }
 
     #[test]

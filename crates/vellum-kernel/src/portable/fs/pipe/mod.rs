@@ -4,6 +4,9 @@
 //! to close its end; writers wait for room or for the last reader to close its end.
 
 pub mod limits;
+mod splice;
+
+pub use splice::{Lent, Reserved, pipe_of};
 
 use super::bytes::Bytes;
 use super::inode::{Change, File, Inode};
@@ -43,6 +46,17 @@ struct State {
     /// The number of times that each end was opened: readers, writers. It never falls, so that an
     /// end that was opened and closed again still shows.
     opened: [u64; 2],
+    /// True while a [`Lent`] has the bytes: no other reader takes them.
+    is_lent: bool,
+    /// The number of bytes that a [`Reserved`] still has room for: no other writer fills it.
+    reserved: usize,
+}
+
+impl State {
+    /// Returns the number of bytes that fit in.
+    fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.bytes.len() + self.reserved)
+    }
 }
 
 impl Default for Pipe {
@@ -64,7 +78,16 @@ struct End {
 
 impl Pipe {
     fn new(capacity: usize, pages: Option<Pages>) -> Self {
-        let state = State { bytes: Bytes::default(), capacity, pages, readers: 0, writers: 0, opened: [0; 2] };
+        let state = State {
+            bytes: Bytes::default(),
+            capacity,
+            pages,
+            readers: 0,
+            writers: 0,
+            opened: [0; 2],
+            is_lent: false,
+            reserved: 0,
+        };
         Pipe { state: Mutex::new(state), changed: Queue::new() }
     }
 
@@ -80,7 +103,7 @@ impl Pipe {
         if grows && !rights.may_be_large && capacity > limits::max_size() {
             return Err(Errno::EPERM);
         }
-        if state.bytes.len() > capacity {
+        if state.bytes.len() + state.reserved > capacity {
             return Err(Errno::EBUSY);
         }
         if let Some(pages) = &mut state.pages {
@@ -157,6 +180,9 @@ impl File for End {
             return Ok(0);
         }
         let mut state = self.pipe.state.lock();
+        if state.is_lent {
+            return Err(Errno::EAGAIN);
+        }
         if state.bytes.is_empty() {
             return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
         }
@@ -186,7 +212,7 @@ impl File for End {
         if state.readers == 0 {
             return Err(Errno::EPIPE);
         }
-        let room = state.capacity.saturating_sub(state.bytes.len());
+        let room = state.room();
         if room == 0 || wanted <= PIPE_BUF && room < wanted {
             return Err(Errno::EAGAIN);
         }
@@ -217,8 +243,7 @@ impl File for End {
             ready |= if state.writers == 0 && self.has_met_peer(&state) { POLLHUP } else { 0 };
         }
         if self.writes {
-            let room = state.capacity.saturating_sub(state.bytes.len());
-            ready |= if room >= PIPE_BUF { POLLOUT | POLLWRNORM } else { 0 };
+            ready |= if state.room() >= PIPE_BUF { POLLOUT | POLLWRNORM } else { 0 };
             ready |= if state.readers == 0 { POLLERR } else { 0 };
         }
         ready
