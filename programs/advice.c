@@ -117,6 +117,23 @@ static bool new_memory_is_soft_dirty(void) {
     return good;
 }
 
+// A block of 2 MiB with a guard page does not become one page, and memory beside it does.
+static bool guard_pages_prevent_collapses(void) {
+    enum { COLLAPSE = 25, INSTALL = 102, REMOVE = 103 };
+    bool good = true;
+    for (int shared = 0; shared < 2; shared++) {
+        int kind = MAP_FIXED | MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
+        char *memory = mmap(map_aligned(2 * HUGE), 2 * HUGE, PROT_READ | PROT_WRITE, kind, -1, 0);
+        memset(memory, 'a', 2 * HUGE);
+        good &= !advise(memory + 5 * PAGE, PAGE, INSTALL) && advise(memory, HUGE, COLLAPSE) == EINVAL;
+        good &= advise(memory, 2 * HUGE, COLLAPSE) == EINVAL && !advise(memory + HUGE, HUGE, COLLAPSE);
+        good &= !advise(memory + 5 * PAGE, PAGE, REMOVE) && !advise(memory, HUGE, COLLAPSE);
+        good &= memory[0] == 'a' && memory[5 * PAGE] == (shared ? 'a' : 0) && memory[2 * HUGE - 1] == 'a';
+        munmap(memory, 2 * HUGE);
+    }
+    return good;
+}
+
 static sigjmp_buf back;
 static siginfo_t seen;
 
@@ -178,6 +195,7 @@ static const struct rule rules[] = {
     {"droppable memory is never locked", droppable_memory_is_never_locked},
     {"droppable memory is not inherited", droppable_memory_is_not_inherited},
     {"memory may be mergeable", memory_may_be_mergeable},
+    {"guard pages prevent collapses", guard_pages_prevent_collapses},
 };
 static const struct rule soft_dirty[] = {{"new memory is soft-dirty", new_memory_is_soft_dirty}};
 static const struct rule poison[] = {{"poisoned pages are lost", poisoned_pages_are_lost}};

@@ -17,6 +17,7 @@ use vellum_kernel::fs::io::{Limited, Waits};
 use vellum_kernel::fs::{Open, Sink, Source};
 use vellum_kernel::net::address::UNIX;
 use vellum_kernel::net::message::{Cargo, Control, ControlWriter, Identity, Outgoing};
+use vellum_kernel::net::packet::Wanted;
 use vellum_kernel::net::rights::{Rights, Sender};
 use vellum_kernel::net::{Receive, Socket, socket_of};
 
@@ -195,7 +196,7 @@ pub async fn receive(thread: &Arc<Thread>, open: &Open, to: &mut dyn Sink, flags
 
 /// Returns what goes with bytes that have neither an address nor control messages.
 pub const fn plain(who: Identity) -> Outgoing<'static> {
-    Outgoing { to: None, who, rights: None }
+    Outgoing { to: None, who, rights: None, header: Wanted { hops: None, class: None } }
 }
 
 /// Implements `sendto`.
@@ -219,7 +220,14 @@ pub async fn recvfrom(thread: &Arc<Thread>, [fd, at, len, flags, address, addres
                 let domain = socket_of(&open)?.transport().common().domain;
                 write_address(thread, domain, from, [address, address_len])?;
             }
-            None => uaccess::write(&thread.memory(), address_len, &[0; 4])?,
+            None => {
+                let mut room = [0; 4];
+                uaccess::read(&thread.memory(), address_len, &mut room)?;
+                if i32::from_le_bytes(room) < 0 {
+                    return Err(Errno::EINVAL);
+                }
+                uaccess::write(&thread.memory(), address_len, &[0; 4])?;
+            }
         }
     }
     Ok(if flags & net::MSG_TRUNC != 0 { received.len } else { received.count } as u64)
@@ -302,7 +310,7 @@ pub async fn sendmsg(thread: &Arc<Thread>, fd: u64, at: u64, flags: u64) -> Answ
         name => Some(resolve(thread, read_address(thread, socket, name, header.name_len.into())?)?),
     };
     let rights = rights(thread, socket, &control.descriptors)?;
-    let with = Outgoing { to: to.as_ref(), who: control.who.unwrap_or(who), rights };
+    let with = Outgoing { to: to.as_ref(), who: control.who.unwrap_or(who), rights, header: control.header };
     send(thread, &open, &mut bytes, with, flags as u32).await.map(|sent| sent as u64)
 }
 
@@ -341,6 +349,10 @@ pub async fn recvmsg(thread: &Arc<Thread>, fd: u64, at: u64, flags: u64) -> Answ
     let mut control = ControlWriter::new(room);
     if socket.transport().common().options.is_on(net::SO_PASSCRED) {
         control.add(net::SCM_CREDENTIALS, &received.cargo.who.bytes())?;
+    }
+    if let Some(packet) = &received.cargo.packet {
+        let transport = socket.transport();
+        packet.tell(transport.common().domain, |level, name| transport.is_on(level, name), &mut control)?;
     }
     if let Some(rights) = &received.cargo.rights {
         let numbers = install(thread, rights, control.room_for_descriptors(), flags)?;

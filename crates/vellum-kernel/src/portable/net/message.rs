@@ -2,6 +2,7 @@
 //! `sendmsg` and `recvmsg` pass them (control messages, cmsg(3)).
 
 use super::address::Address;
+use super::packet::{Packet, Wanted};
 use super::rights::Rights;
 use crate::errno::Errno;
 use alloc::vec::Vec;
@@ -45,6 +46,8 @@ pub struct Outgoing<'a> {
     pub who: Identity,
     /// The descriptors; taken with the first byte that is sent.
     pub rights: Option<Rights>,
+    /// The header's fields, where they are not the socket's.
+    pub header: Wanted,
 }
 
 /// The cargo that arrives with bytes.
@@ -56,6 +59,8 @@ pub struct Cargo {
     pub rights: Option<Rights>,
     /// The address of the socket that sent them.
     pub from: Option<Address>,
+    /// The header of a packet of IP.
+    pub packet: Option<Packet>,
 }
 
 /// A message.
@@ -73,6 +78,8 @@ pub struct Control {
     pub descriptors: Vec<u32>,
     /// The identity that the program names.
     pub who: Option<Identity>,
+    /// The header's fields that the program sets.
+    pub header: Wanted,
 }
 
 impl Control {
@@ -102,8 +109,7 @@ impl Control {
                     control.who = Some(exact.and_then(Identity::of).ok_or(Errno::EINVAL)?);
                 }
                 (net::SOL_SOCKET, _) => return Err(Errno::EINVAL),
-                // Other levels are for other domains.
-                _ => {}
+                (level, kind) => control.header.note(level, kind, data)?,
             }
             bytes = &bytes[length.next_multiple_of(ALIGNMENT).min(bytes.len())..];
         }
@@ -139,6 +145,14 @@ impl ControlWriter {
     /// # Errors
     /// `ENOMEM`.
     pub fn add(&mut self, kind: u32, data: &[u8]) -> Result<(), Errno> {
+        self.add_of(net::SOL_SOCKET, kind, data)
+    }
+
+    /// Adds a control message of a level, or as much of it as has room.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add_of(&mut self, level: u32, kind: u32, data: &[u8]) -> Result<(), Errno> {
         let left = self.room - self.bytes.len();
         if left < HEADER {
             self.truncated = true;
@@ -149,7 +163,7 @@ impl ControlWriter {
         let end = self.bytes.len() + length.next_multiple_of(ALIGNMENT).min(left);
         self.bytes.try_reserve(end - self.bytes.len())?;
         self.bytes.extend_from_slice(&(length as u64).to_le_bytes());
-        self.bytes.extend_from_slice(&net::SOL_SOCKET.to_le_bytes());
+        self.bytes.extend_from_slice(&level.to_le_bytes());
         self.bytes.extend_from_slice(&kind.to_le_bytes());
         self.bytes.extend_from_slice(&data[..length - HEADER]);
         self.bytes.resize(end, 0);
@@ -178,7 +192,7 @@ mod tests {
         let who = Identity { pid: 7, uid: 1000, gid: 100 };
         let bytes = [message(net::SCM_RIGHTS, &[3, 0, 0, 0]), message(net::SCM_CREDENTIALS, &who.bytes())].concat();
         assert_eq!(bytes.len() % ALIGNMENT, 0);
-        assert_eq!(Control::parse(&bytes), Ok(Control { descriptors: vec![3], who: Some(who) }));
+        assert_eq!(Control::parse(&bytes), Ok(Control { descriptors: vec![3], who: Some(who), ..Control::default() }));
         assert_eq!(Control::parse(&bytes[..10]), Ok(Control::default()), "no room for a header");
     }
 

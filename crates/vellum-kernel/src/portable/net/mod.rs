@@ -5,6 +5,7 @@
 //! | [`options`] | the options that all sockets have (`SOL_SOCKET`) |
 //! | [`address`] | socket addresses, as programs pass them |
 //! | [`message`] | the cargo of bytes and messages: addresses, credentials, descriptors |
+//! | [`packet`] | the header of a packet of IP |
 //! | [`rights`] | descriptors on their way between processes (`SCM_RIGHTS`) |
 //! | [`interface`] | the machine's network interface |
 //! | [`local`] | sockets of one machine: `AF_UNIX`, TCP, UDP |
@@ -17,6 +18,7 @@ pub mod interface;
 pub mod local;
 pub mod message;
 pub mod options;
+pub mod packet;
 pub mod rights;
 
 use crate::errno::Errno;
@@ -200,6 +202,11 @@ pub trait Transport: Send + Sync + Any {
     /// `ENOPROTOOPT`, `EOPNOTSUPP`.
     fn option(&self, _level: u32, _name: u32) -> Result<Vec<u8>, Errno> {
         Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Returns true if an option of the domain's own levels is on.
+    fn is_on(&self, _level: u32, _name: u32) -> bool {
+        false
     }
 
     /// Sets an option of the domain's own levels.

@@ -2,15 +2,17 @@
 //! spaces that map the object take part ([`collapse_object`](crate::space::collapse_object)).
 
 use crate::addr::{FRAME_SHIFT, VirtRange, align_up};
-use crate::arch::Arch;
+use crate::arch::{Arch, Kind, Marker};
 use crate::frame::HUGE_ORDER;
 use crate::page_cache::{Collapses, Object, ObjectError};
 use crate::platform::Platform;
+use crate::table::Run;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::{CollapseError, CollapseLimits, Collapsed, Thp};
 use crate::space::anon::Anon;
 use crate::space::fault::{Access, Fault};
+use crate::space::ground::Ptes;
 
 /// log2 of the number of bytes of a huge folio.
 const HUGE_SHIFT: u32 = HUGE_ORDER as u32 + FRAME_SHIFT;
@@ -56,6 +58,14 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
         }
         let Some(block) = next_block(&vma, part.start, part.end) else { return Ok(()) };
         rest.start = block.end;
+        // A huge PTE has no place for a guard marker.
+        if vma.flags.contains(VmaFlags::MAYBE_GUARD) {
+            let arch = self.arch();
+            let is_guard = |run: &Run| run.kind == Kind::Marker && arch.marker_of(run.raw) == Some(Marker::Guard);
+            if Ptes::of(self.space).next_run(self.user_part(block), is_guard).is_some() {
+                return Err(CollapseError::Unfit(block));
+            }
+        }
         match collapse(&object, vma.backing.offset(block.start) >> self.page_shift()) {
             Ok(true) => {
                 // Maps it. A VMA that allows no access has no PTE to be replaced.

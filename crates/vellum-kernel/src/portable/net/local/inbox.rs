@@ -4,7 +4,6 @@ use crate::errno::Errno;
 use crate::fs::bytes::{Bytes, copy_of};
 use crate::fs::io::in_pieces;
 use crate::fs::{Sink, Source};
-use crate::net::address::Address;
 use crate::net::message::{Cargo, Identity, Message};
 use crate::net::rights::Rights;
 use alloc::collections::VecDeque;
@@ -210,7 +209,7 @@ impl Inbox {
         if peeks {
             let Some(first) = self.messages.front_mut() else { return Ok(None) };
             let rights = rights_of(&mut first.cargo.rights, true)?;
-            let cargo = Cargo { who: first.cargo.who, rights, from: first.cargo.from.clone() };
+            let cargo = Cargo { rights, from: first.cargo.from.clone(), ..first.cargo };
             return Ok(Some(Message { bytes: copy_of(&first.bytes)?, cargo }));
         }
         let Some(first) = self.messages.pop_front() else { return Ok(None) };
@@ -218,9 +217,4 @@ impl Inbox {
         self.parcels -= usize::from(first.cargo.rights.is_some());
         Ok(Some(first))
     }
-}
-
-/// Returns a message from a socket with this address.
-pub(super) fn message(bytes: alloc::vec::Vec<u8>, who: Identity, rights: Option<Rights>, from: Address) -> Message {
-    Message { bytes, cargo: Cargo { who, rights, from: Some(from) } }
 }

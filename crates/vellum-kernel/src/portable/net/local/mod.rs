@@ -361,6 +361,10 @@ impl Transport for Endpoint {
         self.levels.get(&self.common, level, name)
     }
 
+    fn is_on(&self, level: u32, name: u32) -> bool {
+        self.levels.value(level, name) != 0
+    }
+
     fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<(), Errno> {
         self.levels.set(&self.common, level, name, value)
     }

@@ -4,22 +4,21 @@
 use crate::errno::Errno;
 use crate::fs::bytes::copy_of;
 use crate::net::address::{INET6, UNIX};
+use crate::net::packet::{IP, IPV6};
 use crate::net::{Common, Type};
 use alloc::vec::Vec;
 use linux_raw_sys::net;
 use spin::Mutex;
 
-/// The levels (`IPPROTO_…`).
-const IP: u32 = 0;
+/// A level (`IPPROTO_…`).
 const TCP: u32 = 6;
-const IPV6: u32 = 41;
 /// The number of bytes of a segment (`TCP_MAXSEG`): the link's, less the headers.
 const SEGMENT: u32 = 65_483;
 /// The names of congestion control that Linux knows without a module.
 const CONGESTION: [&[u8]; 2] = [b"cubic", b"reno"];
 
 /// The options that are numbers: level, name, and value of a new socket.
-const NUMBERS: [(u32, u32, u32); 39] = [
+const NUMBERS: [(u32, u32, u32); 40] = [
     (TCP, net::TCP_NODELAY, 0),
     (TCP, net::TCP_MAXSEG, SEGMENT),
     (TCP, net::TCP_CORK, 0),
@@ -55,6 +54,7 @@ const NUMBERS: [(u32, u32, u32); 39] = [
     (IPV6, net::IPV6_MULTICAST_IF, 0),
     (IPV6, net::IPV6_RECVERR, 0),
     (IPV6, net::IPV6_RECVPKTINFO, 0),
+    (IPV6, net::IPV6_RECVHOPLIMIT, 0),
     (IPV6, net::IPV6_TCLASS, 0),
     (IPV6, net::IPV6_RECVTCLASS, 0),
     (IPV6, net::IPV6_MTU_DISCOVER, 1),
@@ -88,10 +88,15 @@ impl Levels {
         set.iter().find(|(at, _)| *at == index).map_or(NUMBERS[index].2, |(_, value)| *value)
     }
 
+    /// Returns the value of an option that is a number; 0 if there is none of this name.
+    pub fn value(&self, level: u32, name: u32) -> u32 {
+        let index = NUMBERS.iter().position(|(own, other, _)| (*own, *other) == (level, name));
+        index.map_or(0, |index| self.number(index))
+    }
+
     /// Returns true with `IPV6_V6ONLY`.
     pub fn is_six_only(&self) -> bool {
-        let index = NUMBERS.iter().position(|(level, name, _)| (*level, *name) == (IPV6, net::IPV6_V6ONLY));
-        index.is_some_and(|index| self.number(index) != 0)
+        self.value(IPV6, net::IPV6_V6ONLY) != 0
     }
 
     /// Sets the options that another socket has set, for a connection that it accepts.

@@ -10,7 +10,7 @@ use std::vec;
 static ENDS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn with(rights: Option<Rights>) -> Outgoing<'static> {
-    Outgoing { to: None, who: Identity::default(), rights }
+    Outgoing { to: None, who: Identity::default(), rights, header: Default::default() }
 }
 
 fn rights(files: &[&Arc<Open>]) -> Rights {

@@ -1,18 +1,19 @@
 //! Sending and receiving.
 
 use super::flight::Flight;
-use super::inbox::message;
 use super::{Endpoint, Phase, State};
 use crate::errno::Errno;
 use crate::fs::io::in_pieces;
 use crate::fs::{Sink, Source};
 use crate::net::address::Address;
 use crate::net::message::{Cargo, Message, Outgoing};
+use crate::net::packet::{self, Packet};
 use crate::net::{Receive, Type};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
-use linux_raw_sys::net::SO_PASSCRED;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use linux_raw_sys::net::{self, SO_PASSCRED};
 use spin::MutexGuard;
 
 /// The bytes of a send buffer that a message can't use (Linux: `unix_dgram_sendmsg`).
@@ -157,6 +158,28 @@ impl Endpoint {
         }
     }
 
+    /// Returns the header of a packet; `None` if the socket has no packets.
+    fn packet(&self, with: &Outgoing<'_>) -> Option<Packet> {
+        let to = match with.to.cloned().unwrap_or_else(|| self.state.lock().peer_name.clone()) {
+            Address::Inet(to) => to.ip(),
+            _ => return None,
+        };
+        let (level, hops, class) = match to {
+            IpAddr::V4(_) => (packet::IP, net::IP_TTL, net::IP_TOS),
+            IpAddr::V6(_) => (packet::IPV6, net::IPV6_UNICAST_HOPS, net::IPV6_TCLASS),
+        };
+        // A packet to no address goes to the machine itself.
+        let to = match to {
+            IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            to => to,
+        };
+        // −1 stands for the usual number.
+        let hops = u8::try_from(self.levels.value(level, hops)).unwrap_or(64);
+        let class = self.levels.value(level, class) as u8;
+        Some(Packet { to, hops: with.header.hops.unwrap_or(hops), class: with.header.class.unwrap_or(class) })
+    }
+
     /// Implements [`crate::net::Transport::send_message`].
     pub(super) fn send_one(&self, bytes: &mut Vec<u8>, with: &mut Outgoing<'_>) -> Result<(), Errno> {
         let (own, connected) = {
@@ -185,6 +208,7 @@ impl Endpoint {
             Some(to) => Endpoint::ends(&own, to).0,
             None => own,
         };
+        let packet = self.packet(with);
         in_flight(with, |with| {
             let mut other = target.state.lock();
             if self.rules.has_identities && other.peer.strong_count() > 0 && !other.peer.ptr_eq(&self.this) {
@@ -196,7 +220,8 @@ impl Endpoint {
             if !target.has_room(&mut other, self) {
                 return if self.rules.waits_for_room { Err(Errno::EAGAIN) } else { Ok(()) };
             }
-            let new = message(mem::take(bytes), with.who, with.rights.take(), from);
+            let cargo = Cargo { who: with.who, rights: with.rights.take(), from: Some(from), packet };
+            let new = Message { bytes: mem::take(bytes), cargo };
             other.inbox.add_message(new).map_err(|(message, error)| {
                 (*bytes, with.rights) = (message.bytes, message.cargo.rights);
                 error
