@@ -224,7 +224,7 @@ mod tests {
     use std::vec;
 
     fn ends() -> (Arc<dyn File>, Arc<dyn File>) {
-        let NewPipe { reader, writer, .. } = AnonymousPipe::create(1, 0, 0).unwrap();
+        let NewPipe { reader, writer, .. } = AnonymousPipe::create(1, (0, 0), Default::default()).unwrap();
         (reader, writer)
     }
 
