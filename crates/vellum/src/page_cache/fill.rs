@@ -306,7 +306,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 (head.add(1 << frame.order()).0 - pfn.0) >> step
             };
             let left = self.with_page(page, memcg, false, limits.clone(), left)?.ok_or(ObjectError::TooLarge)?;
-            page = self.next_hole_in(page..page + u64::from(left));
+            page = remove::next_hole_in(self, page..page + u64::from(left));
             self.machine.platform().resched();
         }
         Ok(())

@@ -120,22 +120,7 @@ impl<P: Platform> Object<'_, P> {
     /// Returns the first page from `page` on that does not exist (Linux: `SEEK_HOLE`). Takes the
     /// object's lock for one node of the index at a time.
     pub fn next_hole(&self, page: u64) -> u64 {
-        self.next_hole_in(page..u64::MAX)
-    }
-
-    /// Returns the first of `pages` that does not exist, or the end of `pages` if all exist, as
-    /// [`Object::next_hole`] does.
-    pub(super) fn next_hole_in(&self, pages: Range<u64>) -> u64 {
-        let Range { start: mut page, end } = pages;
-        while page < end {
-            let found = self.lock().index.next_hole(self.machine.frames(), page..end);
-            match found {
-                NextHole::At(hole) => return hole,
-                NextHole::NotBelow(next) => page = next,
-            }
-            self.machine.platform().resched();
-        }
-        end
+        next_hole_in(self, page..u64::MAX)
     }
 
     /// Returns whether a page exists, in memory or swapped out.
@@ -394,4 +379,19 @@ impl RemovedBatch {
         }
         free_nodes(machine, self.nodes);
     }
+}
+
+/// Returns the first of `pages` that does not exist, or the end of `pages` if all exist, as
+/// [`Object::next_hole`] does.
+pub(super) fn next_hole_in<P: Platform>(object: &Object<'_, P>, pages: Range<u64>) -> u64 {
+    let Range { start: mut page, end } = pages;
+    while page < end {
+        let found = object.lock().index.next_hole(object.machine.frames(), page..end);
+        match found {
+            NextHole::At(hole) => return hole,
+            NextHole::NotBelow(next) => page = next,
+        }
+        object.machine.platform().resched();
+    }
+    end
 }
