@@ -191,6 +191,7 @@ our_programs() {
     expect 0 "TCP and UDP" guest --smp 4 -- "$1/inet" </dev/null
     expect 0 splice guest --smp 2 -- "$1/splice" </dev/null
     expect 0 "headers of packets" guest --smp 2 -- "$1/packets" </dev/null
+    expect 0 "network interfaces" guest --smp 2 -- "$1/netlink" </dev/null
     expect 0 tty guest --smp 4 -- "$1/tty" </dev/null
     expect 0 "a terminal as standard streams" guest --smp 2 --tty -- "$1/tty" standard </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null

@@ -12,9 +12,10 @@ use vellum_kernel::credentials::id_index::{EFFECTIVE, REAL};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Access;
 use vellum_kernel::fs::{Kind, Open};
-use vellum_kernel::net::address::{Address, INET, INET6, LONGEST, Name, UNIX};
+use vellum_kernel::net::address::{Address, INET, INET6, LONGEST, NETLINK, Name, UNIX};
 use vellum_kernel::net::local::{self, Endpoint};
 use vellum_kernel::net::message::Identity;
+use vellum_kernel::net::netlink::Netlink;
 use vellum_kernel::net::{Shut, Socket, Transport, Type, socket_of};
 
 /// `SOCK_NONBLOCK` and `SOCK_CLOEXEC` in the type of a new socket.
@@ -60,7 +61,10 @@ fn checked(domain: u64, kind: u32, protocol: u64) -> Result<(u16, Type, u16), Er
         (INET | INET6, net::SOCK_STREAM) if [0, TCP].contains(&protocol) => Ok((domain, Type::Stream, TCP as u16)),
         (INET | INET6, net::SOCK_DGRAM) if [0, UDP].contains(&protocol) => Ok((domain, Type::Datagram, UDP as u16)),
         (INET | INET6, net::SOCK_STREAM | net::SOCK_DGRAM | net::SOCK_RAW) => Err(Errno::EPROTONOSUPPORT),
-        (UNIX | INET | INET6, _) => Err(Errno::ESOCKTNOSUPPORT),
+        // NETLINK_ROUTE is the only protocol.
+        (NETLINK, net::SOCK_RAW | net::SOCK_DGRAM) if protocol == 0 => Ok((NETLINK, Type::Datagram, 0)),
+        (NETLINK, net::SOCK_RAW | net::SOCK_DGRAM) => Err(Errno::EPROTONOSUPPORT),
+        (UNIX | INET | INET6 | NETLINK, _) => Err(Errno::ESOCKTNOSUPPORT),
         _ => Err(Errno::EAFNOSUPPORT),
     }
 }
@@ -69,7 +73,10 @@ fn checked(domain: u64, kind: u32, protocol: u64) -> Result<(u16, Type, u16), Er
 pub fn socket(thread: &Thread, domain: u64, kind: u64, protocol: u64) -> Answer {
     let flags = kind as u32;
     let (domain, kind, protocol) = checked(domain, flags, protocol)?;
-    add(thread, Endpoint::new(domain, kind, protocol), flags)
+    match domain {
+        NETLINK => add(thread, Netlink::new(), flags),
+        _ => add(thread, Endpoint::new(domain, kind, protocol), flags),
+    }
 }
 
 /// Implements `socketpair`.

@@ -168,7 +168,8 @@ system_calls! {
         __NR_vmsplice: Partial("copies; no gifted pages") => splice::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => anon_inode::memfd_create(thread, a[0], a[1]);
 
-        __NR_socket: Partial("AF_UNIX; TCP and UDP, within the machine") => socket::socket(thread, a[0], a[1], a[2]);
+        __NR_socket: Partial("AF_UNIX; TCP and UDP, within the machine; NETLINK_ROUTE")
+            => socket::socket(thread, a[0], a[1], a[2]);
         __NR_socketpair: Full => socket::pair(thread, a);
         __NR_bind: Full => socket::bind(thread, a[0], a[1], a[2]);
         __NR_listen: Full => socket::listen(thread, a[0], a[1]);

@@ -18,6 +18,8 @@ pub const UNIX: u16 = net::AF_UNIX as u16;
 pub const INET: u16 = net::AF_INET as u16;
 /// That of IPv6.
 pub const INET6: u16 = net::AF_INET6 as u16;
+/// That of netlink(7).
+pub const NETLINK: u16 = net::AF_NETLINK as u16;
 
 /// An address.
 #[derive(Clone, Default)]
@@ -30,6 +32,13 @@ pub enum Address {
     /// Of IPv4 or IPv6: an address and a port. An IPv4 address that is mapped to IPv6 is here as
     /// what it stands for.
     Inet(SocketAddr),
+    /// Of a netlink socket: its number, which is 0 for the kernel, and a set of groups.
+    Netlink {
+        /// The number.
+        port: u32,
+        /// The groups, a bit each.
+        groups: u32,
+    },
 }
 
 /// The name of a socket of one machine (unix(7)).
@@ -63,6 +72,7 @@ impl Address {
         match domain {
             INET => Address::Inet(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)),
             INET6 => Address::Inet(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0)),
+            NETLINK => Address::Netlink { port: 0, groups: 0 },
             _ => Address::Unix(Name::Unnamed),
         }
     }
@@ -89,6 +99,11 @@ impl Address {
                 let [p, q, _, _, _, _, address @ ..] = array::<22>(rest)?;
                 Ok(Address::Inet(SocketAddr::new(unmapped(Ipv6Addr::from(address)), u16::from_be_bytes([p, q]))))
             }
+            (NETLINK, NETLINK) => {
+                let [_, _, p, q, r, s, groups @ ..] = array::<10>(rest)?;
+                Ok(Address::Netlink { port: u32::from_le_bytes([p, q, r, s]), groups: u32::from_le_bytes(groups) })
+            }
+            (_, NETLINK) => Err(Errno::EINVAL),
             _ => Err(Errno::EAFNOSUPPORT),
         }
     }
@@ -118,6 +133,12 @@ impl Address {
                 }
                 bytes.resize(if domain == INET { 16 } else { 28 }, 0);
             }
+            Address::Netlink { port, groups } => {
+                bytes.extend_from_slice(&NETLINK.to_le_bytes());
+                bytes.extend_from_slice(&[0; 2]);
+                bytes.extend_from_slice(&port.to_le_bytes());
+                bytes.extend_from_slice(&groups.to_le_bytes());
+            }
         }
         Ok(bytes)
     }
@@ -128,6 +149,7 @@ impl Address {
             Address::Unspecified | Address::Unix(Name::Unnamed) => false,
             Address::Unix(_) => true,
             Address::Inet(address) => address.port() != 0,
+            Address::Netlink { port, .. } => *port != 0,
         }
     }
 }
@@ -190,6 +212,16 @@ mod tests {
         assert_eq!((error(INET, &v4[..15]), error(INET6, &mapped[..23])), (Some(Errno::EINVAL), Some(Errno::EINVAL)));
         assert_eq!((error(INET6, &v4), error(INET, &[10; 28])), (Some(Errno::EAFNOSUPPORT), Some(Errno::EAFNOSUPPORT)));
         assert_eq!((error(UNIX, &[1]), error(UNIX, &v4)), (Some(Errno::EINVAL), Some(Errno::EINVAL)));
+    }
+
+    #[test]
+    fn netlink_addresses_have_a_number_and_groups() {
+        let bytes = [16, 0, 0, 0, 1, 2, 0, 0, 3, 0, 0, 0];
+        let address = Address::parse(NETLINK, &bytes).unwrap();
+        assert!(matches!(address, Address::Netlink { port: 513, groups: 3 }));
+        assert_eq!(address.bytes(NETLINK).unwrap(), bytes);
+        let error = |bytes: &[u8]| Address::parse(NETLINK, bytes).err();
+        assert_eq!((error(&bytes[..11]), error(&[2; 16])), (Some(Errno::EINVAL), Some(Errno::EINVAL)));
     }
 
     #[test]

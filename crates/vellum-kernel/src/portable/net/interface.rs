@@ -8,12 +8,14 @@ pub const REQUEST_SIZE: usize = 40;
 /// The size in bytes of the interface's name, with its NULs (`IFNAMSIZ`).
 const NAME: usize = 16;
 /// The interface's name, number, flags (up, loopback, running), and size of packets.
-const LO: &[u8] = b"lo";
-const INDEX: u32 = 1;
+pub(super) const LO: &[u8] = b"lo";
+pub(super) const INDEX: u32 = 1;
 const FLAGS: u16 = 0x49;
-const MTU: u32 = 65536;
+pub(super) const MTU: u32 = 65536;
+/// The number of packets that may wait to be sent.
+pub(super) const QUEUE: u32 = 1000;
 /// The kind of hardware addresses that it has, which is none (`ARPHRD_LOOPBACK`).
-const LOOPBACK: u16 = 772;
+pub(super) const LOOPBACK: u16 = 772;
 const ADDRESS: [u8; 4] = [127, 0, 0, 1];
 const MASK: [u8; 4] = [255, 0, 0, 0];
 
@@ -67,7 +69,7 @@ pub fn answer(request: u32, bytes: &mut [u8; REQUEST_SIZE]) -> Result<(), Errno>
             put(&address);
         }
         ioctl::SIOCGIFINDEX => put(&INDEX.to_le_bytes()),
-        ioctl::SIOCGIFTXQLEN => put(&1000u32.to_le_bytes()),
+        ioctl::SIOCGIFTXQLEN => put(&QUEUE.to_le_bytes()),
         _ => return Err(Errno::ENOTTY),
     }
     Ok(())

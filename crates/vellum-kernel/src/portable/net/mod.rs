@@ -9,6 +9,7 @@
 //! | [`rights`] | descriptors on their way between processes (`SCM_RIGHTS`) |
 //! | [`interface`] | the machine's network interface |
 //! | [`local`] | sockets of one machine: `AF_UNIX`, TCP, UDP |
+//! | [`netlink`] | requests for network interfaces: `AF_NETLINK` |
 //!
 //! The operations of a transport never block: one that would have to fails with `EAGAIN`, and the
 //! caller waits at the socket's wait queue, and retries.
@@ -17,6 +18,7 @@ pub mod address;
 pub mod interface;
 pub mod local;
 pub mod message;
+pub mod netlink;
 pub mod options;
 pub mod packet;
 pub mod rights;

@@ -226,7 +226,7 @@ impl Transport for Endpoint {
         match to {
             Address::Unspecified => self.disconnect(),
             _ if to.is_named() => self.connect_to(to, who, waits),
-            Address::Unix(_) => Err(Errno::EINVAL),
+            Address::Unix(_) | Address::Netlink { .. } => Err(Errno::EINVAL),
             Address::Inet(_) => Err(Errno::ECONNREFUSED),
         }
     }

@@ -30,7 +30,7 @@ impl Endpoint {
                 };
                 ports::insert(place, &self.this).map(Address::Inet)
             }
-            Address::Unspecified => Err(Errno::EINVAL),
+            Address::Unspecified | Address::Netlink { .. } => Err(Errno::EINVAL),
         }
     }
 
@@ -39,7 +39,7 @@ impl Endpoint {
         match name {
             Address::Unix(name) => paths::remove(name, self),
             Address::Inet(at) => ports::remove(self.common.kind == Type::Datagram, *at, self),
-            Address::Unspecified => {}
+            Address::Unspecified | Address::Netlink { .. } => {}
         }
     }
 
