@@ -220,6 +220,7 @@ our_programs() {
     expect 0 sharers guest --smp 2 --mem 512M --swap 128M -- "$1/sharers" </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
+    expect 0 "huge pages of the pool" guest --smp 2 -- "$1/hugetlb" </dev/null
     expect 0 "shared memory in huge pages" guest --smp 2 --swap 64M -- "$1/shmem" </dev/null
     # What exceeds compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null

@@ -17,6 +17,7 @@ pub enum Errno {
     EEXIST = 17,
     EINVAL = 22,
     EFBIG = 27,
+    ENOSPC = 28,
     EOVERFLOW = 75,
     EHWPOISON = 133,
 }

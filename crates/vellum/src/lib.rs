@@ -129,7 +129,7 @@ pub mod vma;
 mod testing;
 
 #[cfg(not(loom))]
-pub use machine::Machine;
+pub use machine::{HugePages, HugePool, Machine};
 #[cfg(not(loom))]
 pub use space::AddressSpace;
 #[cfg(not(loom))]

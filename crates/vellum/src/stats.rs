@@ -77,6 +77,9 @@ pub enum Counter {
     /// Pages of 4 KiB of files that were read again soon after reclaim had dropped them, so that
     /// they were active at once (`workingset_activate_file`).
     FileRefaults,
+    /// Pages of 4 KiB of the huge pages that page-cache objects have from the pool at present
+    /// ([`HugePool`](crate::machine::HugePool)). This counter also decreases.
+    HugetlbPages,
 }
 
 /// The counters of a machine per large-folio size (Linux: `hugepages-<size>kB/stats`).
@@ -111,7 +114,7 @@ pub(crate) const SIZES: usize = 14;
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
 /// The number of [`Counter`]s.
-pub const COUNTERS: usize = Counter::FileRefaults as usize + 1;
+pub const COUNTERS: usize = Counter::HugetlbPages as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid value.
 #[derive(Debug, Default)]
@@ -167,10 +170,12 @@ pub enum SpaceCounter {
     Swap,
     /// Page tables of all levels, the root included (`VmPTE`).
     Tables,
+    /// Huge pages of the pool, which do not count as resident (`HugetlbPages`).
+    Hugetlb,
 }
 
 /// The number of [`SpaceCounter`]s.
-const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
+const SPACE_COUNTERS: usize = SpaceCounter::Hugetlb as usize + 1;
 
 /// The data that an address space keeps for one CPU: the CPU's reader count of the VMA lock, and
 /// its share of each counter. It has a cache line of its own, so that faults on different CPUs

@@ -60,6 +60,9 @@ mod page_cache {
         mod schedules;
         mod strict;
     }
+    mod hugetlb {
+        mod strict;
+    }
     mod private_copies {
         mod strict;
     }

@@ -17,7 +17,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         each_block(self.machine, |_, frame, state| {
             let pages = 1 << state.order();
             match state.kind() {
-                FrameKind::Folio if !state.has(flag::ZERO_FOLIO) => {}
+                FrameKind::Folio if !state.has(flag::ZERO_FOLIO | flag::HUGETLB) => {}
                 FrameKind::Table => {}
                 FrameKind::Private if state.has(flag::HOST) => self.sums.host += u64::from(pages),
                 FrameKind::Private if state.has(flag::CHARGED) => charged += u64::from(pages),

@@ -113,6 +113,8 @@ pub enum Quantity {
     PartiallyMapped,
     /// Free frames.
     FreeFrames,
+    /// Huge pages of the pool that are in use.
+    HugePagesInUse,
     /// Swap-cache pages.
     SwapCache,
     /// References of a swap slot, by the number of its device and the number of the slot.
@@ -138,8 +140,9 @@ pub enum Quantity {
     /// References of an object; the number found is that of its VMAs, each of which holds one
     /// reference.
     ObjectReferences(Pfn),
-    /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages) and
-    /// [`Counter::FilePages`](crate::stats::Counter::FilePages)).
+    /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages),
+    /// [`Counter::FilePages`](crate::stats::Counter::FilePages) and
+    /// [`Counter::HugetlbPages`](crate::stats::Counter::HugetlbPages)).
     ObjectPages,
     /// Frames charged for the own structures of spaces and objects, without folios and page tables.
     Structures,
@@ -165,6 +168,7 @@ impl fmt::Display for Quantity {
             Quantity::LruPages => f.write_str("pages of folios, and pages on LRU lists"),
             Quantity::LruList(memcg, list) => write!(f, "an LRU list {list:?} of memcg {}", memcg.number()),
             Quantity::PartiallyMapped => f.write_str("deferred folios, and partially mapped ones"),
+            Quantity::HugePagesInUse => f.write_str("huge pages in use"),
             Quantity::FreeFrames => f.write_str("free frames"),
             Quantity::SwapCache => f.write_str("swap-cache pages"),
             Quantity::Slot(device, slot) => write!(f, "references of slot {slot} of swap device {device}"),

@@ -12,14 +12,17 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// found for the folio. Compares the numbers of free frames, page tables and partially mapped
     /// folios with the engine's counts.
     pub(super) fn check_frames(&mut self) {
-        let (machine, mut free, mut tables, mut partial) = (self.machine, 0, 0, 0);
+        let (machine, mut free, mut tables, mut partial, mut huge) = (self.machine, 0, 0, 0, 0);
         each_block(machine, |pfn, frame, state| match state.kind() {
             FrameKind::Free | FrameKind::Cached => free += 1 << state.order(),
             FrameKind::Table => tables += 1 << state.order(),
             FrameKind::Folio if !state.has(flag::ZERO_FOLIO) => {
                 let (counted, found) = (frame.counts().maps, self.count_of(pfn));
                 self.compare(Quantity::Mappings(pfn), counted.into(), found.into());
-                self.sums.folios += 1 << state.order();
+                match state.has(flag::HUGETLB) {
+                    true => huge += 1,
+                    false => self.sums.folios += 1 << state.order(),
+                }
                 partial += u64::from(state.has(flag::PARTIALLY_MAPPED));
             }
             FrameKind::Tail => (self.report)(Discrepancy::StrayFrame { pfn, kind: state.kind() }),
@@ -28,6 +31,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         let frames = machine.frames();
         self.compare(Quantity::FreeFrames, frames.free_frames(), free);
         self.compare(Quantity::PageTables, self.sums.tables, tables);
+        let pool = machine.huge_pool().counts();
+        self.compare(Quantity::HugePagesInUse, pool.total - pool.free, huge);
         let deferred = |id| machine.memcgs().usage(frames, id).map_or(0, |usage| usage.deferred);
         let deferred = machine.memcgs().all().map(deferred).sum();
         self.compare(Quantity::PartiallyMapped, deferred, partial);

@@ -64,7 +64,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             structures += nodes + object.survey().own_frames();
             resident += in_memory << object.page_order();
         });
-        let counted = [Counter::ShmemPages, Counter::FilePages].map(|counter| self.machine.counter(counter));
+        let counted = [Counter::ShmemPages, Counter::FilePages, Counter::HugetlbPages]
+            .map(|counter| self.machine.counter(counter));
         self.compare(Quantity::ObjectPages, counted.iter().sum(), resident);
         structures
     }

@@ -58,7 +58,11 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.compare(Quantity::PtesInVmas(id), sum(&inside), sum(&all));
         let stats = space.stats();
         let pages = |bytes: u64| bytes / FRAME_SIZE;
-        self.compare(Quantity::Resident(id), pages(stats.anon + stats.file + stats.shmem), all.resident);
+        self.compare(
+            Quantity::Resident(id),
+            pages(stats.anon + stats.file + stats.shmem + stats.hugetlb),
+            all.resident,
+        );
         self.compare(Quantity::Anonymous(id), pages(stats.anon), all.anonymous);
         self.compare(Quantity::Swapped(id), pages(stats.swap), all.swapped);
         self.sums.spaces += 1;
@@ -105,7 +109,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 (self.report)(Discrepancy::NotAFolio { space, at, pfn: head });
             } else if let Some(count) = self.counts.get_mut((head.0.wrapping_sub(self.first.0)) as usize) {
                 *count += mapped;
-                anonymous += if frame.has(flag::OBJECT) { 0 } else { u64::from(mapped) };
+                anonymous += if frame.has(flag::OBJECT | flag::HUGETLB) { 0 } else { u64::from(mapped) };
             }
             at = next;
         }

@@ -89,6 +89,9 @@ pub mod flag {
     /// Two bits of a folio with [`OBJECT`], which `frame::icache` packs: they tell whether
     /// instruction fetches are coherent with the folio.
     pub const ICACHE: u32 = 3 << 29;
+    /// A folio from the pool of huge pages ([`crate::machine::HugePool`]): it is charged to no
+    /// memcg, is on no LRU list, and goes back to the pool with its last reference.
+    pub const HUGETLB: u32 = 1 << 31;
 }
 
 /// The key of the anonymous reverse map (rmap): the fork family whose spaces may map an anonymous
@@ -251,10 +254,12 @@ impl FrameState {
     }
 
     /// Returns whether the frame is the head of a folio that only PTEs refer to: it is not a
-    /// page-cache object's, not in the swap cache, not partially mapped and not the zero folio.
+    /// page-cache object's, not in the swap cache, not partially mapped, not the zero folio and not
+    /// from the pool of huge pages.
     #[inline]
     pub(crate) fn is_private(self) -> bool {
-        let mask = KIND_MASK | flag::OBJECT | flag::SWAP_CACHED | flag::PARTIALLY_MAPPED | flag::ZERO_FOLIO;
+        let others = flag::SWAP_CACHED | flag::PARTIALLY_MAPPED | flag::ZERO_FOLIO | flag::HUGETLB;
+        let mask = KIND_MASK | flag::OBJECT | others;
         self.0 & mask == FrameKind::Folio as u32
     }
 }

@@ -18,12 +18,15 @@ use crate::sync::{SpinLock, Walkers};
 mod bits;
 mod compaction;
 mod frame_set;
+mod hugetlb;
 mod refault;
 mod scratch;
 mod tally;
 
 use compaction::Compaction;
 pub(crate) use frame_set::FrameSet;
+use hugetlb::PoolState;
+pub use hugetlb::{HugePages, HugePool};
 pub(crate) use refault::Dropped;
 use refault::{FileOf, Refaults};
 use scratch::ScratchBuffer;
@@ -56,6 +59,8 @@ pub struct Machine<'p, P: Platform> {
     refaults: Refaults<'p>,
     swaps: Swaps<P>,
     shmem_swap_list: SpinLock<ShmemSwapList>,
+    /// The pool of huge pages.
+    huge_pool: SpinLock<PoolState>,
     /// The identifier of the next space.
     spaces: AtomicU64,
     /// The next serial number.
@@ -121,6 +126,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             zero_folio,
             swaps,
             shmem_swap_list: SpinLock::new(ShmemSwapList { first: Pfn::NONE }),
+            huge_pool: SpinLock::new(PoolState::default()),
             compaction: Compaction::default(),
             refaults,
             spaces: AtomicU64::new(1),
@@ -263,6 +269,11 @@ impl<'p, P: Platform> Machine<'p, P> {
         &self.shmem_swap_list
     }
 
+    /// Returns the pool of huge pages.
+    pub fn huge_pool(&self) -> HugePool<'_, 'p, P> {
+        HugePool(self)
+    }
+
     /// Returns the zero folio.
     #[inline]
     pub(crate) fn zero_folio(&self) -> ZeroFolio {
@@ -339,6 +350,9 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[cold]
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
+        if frame.has(flag::HUGETLB) {
+            return self.huge_pool().give_back(head);
+        }
         self.uncache_in_parts(head, frame, || true);
         Uncharger::new(&self.frames, &self.memcgs).uncharge(head, frame, 1 << order);
         // SAFETY: the last reference is gone, no page table maps the folio, and it is uncharged.

@@ -25,6 +25,8 @@ pub enum ObjectError {
     Pending(PendingPage),
     /// The host could not write pages to its storage.
     NotWritten,
+    /// The pool of huge pages has none that is not reserved.
+    NoHugePage,
     /// The folio already has [`Counts::MAX_REFS`](crate::frame::Counts::MAX_REFS) references.
     TooManyReferences,
 }
@@ -40,6 +42,7 @@ impl ObjectError {
     pub const fn errno(&self) -> Errno {
         match self {
             ObjectError::NoMemory(_) => Errno::ENOMEM,
+            ObjectError::NoHugePage => Errno::ENOSPC,
             ObjectError::TooLarge => Errno::EFBIG,
             ObjectError::Busy => Errno::EBUSY,
             ObjectError::Lost | ObjectError::NotWritten => Errno::EIO,
@@ -62,6 +65,7 @@ impl core::fmt::Display for ObjectError {
             ObjectError::NotWritten => {
                 f.write_str("pages could not be written: the storage may have their old contents")
             }
+            ObjectError::NoHugePage => f.write_str("the pool of huge pages is too small: raise vm.nr_hugepages"),
             ObjectError::TooManyReferences => TooManyReferences.fmt(f),
             ObjectError::Pending(page) => page.fmt(f),
         }

@@ -10,14 +10,18 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::index::{self, Entry, MAX_NODES};
 use super::read::{Hints, Reads};
-use super::{Head, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
+use super::{Head, Hugetlb, LockedState, MAX_SIZE, Object, ObjectError, ObjectPage, mapping, remove};
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::policy::{Advice, ShmemFolios, ShmemOrders};
-use crate::frame::{Counts, Use, flag};
+use crate::frame::{Counts, HUGE_ORDER, Use, flag};
 use crate::machine::Machine;
 use crate::memcg::{LruList, MemcgId, MemcgPin, Refused};
 use crate::platform::Platform;
 use crate::sync::Retries;
+
+/// The number of times that a lookup waits for another CPU that has taken the huge page that the
+/// pool kept for it. That CPU zeroes the page before it inserts it.
+const MAX_ATTEMPTS: u32 = 1 << 20;
 
 /// The result of a lookup that inserts nothing.
 pub(crate) enum Lookup<'m, P: Platform> {
@@ -148,6 +152,22 @@ impl<'m, P: Platform> NewFolio<'m, P> {
             return Err(over.into());
         }
         self.folio = Some((pfn, order));
+        Ok(())
+    }
+
+    /// Takes a folio of zeros from the pool of huge pages: any page, for a `reserved` one. Gives
+    /// back the folio that was present, if any.
+    ///
+    /// # Errors
+    /// [`ObjectError::NoHugePage`]; no folio is present then.
+    fn provide_huge(&mut self, reserved: bool) -> Result<(), ObjectError> {
+        self.put_back();
+        let counts = Counts { refs: 1, maps: 0 };
+        let pfn = self.machine.take_huge(reserved, self.flags, counts).ok_or(ObjectError::NoHugePage)?;
+        mapping::set_no_object(self.machine.frames().frame(pfn));
+        self.folio = Some((pfn, HUGE_ORDER));
+        // SAFETY: the folio was just taken from the pool, and no other CPU can reach it.
+        unsafe { self.machine.frames().zero(pfn, 1 << HUGE_ORDER) };
         Ok(())
     }
 
@@ -413,8 +433,10 @@ impl<'m, P: Platform> Object<'m, P> {
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
         let page_order = self.head().page_order;
+        let is_huge = Hugetlb(self).has_pages();
         let (mut new, mut spare) = (NewFolio::new(self), SpareNodes::new(machine));
         let mut retries = Retries::new(&self.head().gate);
+        let mut attempts = 0;
         loop {
             let mut state = self.lock();
             // Reclaim would drop a page of a store that the storage has not.
@@ -455,10 +477,26 @@ impl<'m, P: Platform> Object<'m, P> {
                 state.index.insert(frames, first..first + pages, entries, || spare.take());
                 mapping::set_object(frames.frame(pfn), self, first);
                 machine.count(self.head().pages_counter(), 1 << order);
+                if is_huge && state.reserved.clear(frames, page) {
+                    machine.huge_pool().commit();
+                }
                 return Ok(Some(found(&state, pfn.add(((page - first) as u32) << page_order))));
             }
+            let reserved = is_huge && state.reserved.has(frames, page, None);
             drop(state);
             spare.provide(missing, self.memcg())?;
+            if is_huge {
+                match new.provide_huge(reserved) {
+                    // Another CPU has taken the reserved page, and is about to insert it.
+                    Err(_) if reserved && attempts < MAX_ATTEMPTS => {
+                        attempts += 1;
+                        machine.platform().relax();
+                        machine.platform().resched();
+                    }
+                    provided => provided?,
+                }
+                continue;
+            }
             match new.provide(order, true, memcg) {
                 // No memory for a large folio: tries again with a smaller one.
                 Err(_) if order > page_order => limits.remove_from(order),
@@ -492,7 +530,7 @@ pub(crate) struct Inserts<'o, 'm, P: Platform>(pub(crate) &'o Object<'m, P>);
 impl<P: Platform> Inserts<'_, '_, P> {
     /// Returns whether pages that do not exist have no contents: no store has them.
     pub(crate) fn are_possible(&self) -> bool {
-        self.0.head().store.is_none()
+        self.0.head().store.is_none() && !Hugetlb(self.0).has_pages()
     }
 
     /// Inserts a page where none exists, in an object without a store (`UFFDIO_COPY` to shared

@@ -31,7 +31,7 @@ pub(super) fn set_object<P: Platform>(frame: &Frame, object: &Object<'_, P>, pag
         largest.store(frame.order(), Relaxed);
     }
     frame.set_data(u64::from(object.at.0) << 32 | page & u64::from(u32::MAX));
-    if frame.order() == HUGE_ORDER {
+    if frame.order() == HUGE_ORDER && !frame.has(flag::HUGETLB) {
         object.machine.count(object.head().huge_counter(), 1 << HUGE_ORDER);
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn set_object<P: Platform>(frame: &Frame, object: &Object<'_, P>, pag
 /// Removes the object from a folio's descriptor.
 pub(super) fn clear_object<P: Platform>(machine: &Machine<'_, P>, object: &Head, frame: &Frame) {
     set_no_object(frame);
-    if frame.order() == HUGE_ORDER {
+    if frame.order() == HUGE_ORDER && !frame.has(flag::HUGETLB) {
         machine.count(object.huge_counter(), (1u64 << HUGE_ORDER).wrapping_neg());
     }
 }

@@ -38,6 +38,7 @@
 //! | `read` | has the host read pages from its storage |
 //! | `read::readahead` | decides which pages to read before they are needed |
 //! | `read::window` | decides which pages a fault reads with its own |
+//! | `hugetlb` | objects of huge pages from the pool, and their reservations |
 //! | `hold` | keeps pages from all users while the host moves their bytes |
 //! | `write` | has the host write dirty pages to its storage |
 //! | `overwrite` | takes whole pages that the host writes |
@@ -58,6 +59,7 @@ mod error;
 mod evict;
 mod fill;
 mod hold;
+mod hugetlb;
 mod index;
 mod map;
 mod mappers;
@@ -94,6 +96,8 @@ pub(crate) use write::{WriteBatch, Writes};
 pub use write::{WriteErrors, Writeback, finish_write, take_mapped_write};
 
 pub(crate) use fill::{Inserts, Lookup, NotInserted, largest_order};
+pub use hugetlb::Hugetlb;
+pub(crate) use hugetlb::unreserve_huge;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
@@ -101,6 +105,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
+use crate::frame::HUGE_ORDER;
 use crate::frame::policy::ShmemFolios;
 use crate::machine::{DirtyTally, Machine};
 use crate::memcg::{DirtyChange, MemcgId, Refused};
@@ -108,6 +113,7 @@ use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::Backing;
+use hugetlb::Reservations;
 use index::Index;
 use mappers::Mappers;
 use write::ErrorRecord;
@@ -124,6 +130,8 @@ struct LockedState {
     held_from: u64,
     /// The pages, in memory or swapped out.
     index: Index,
+    /// The huge pages that the pool keeps for the object.
+    reserved: Reservations,
     /// The spaces that map the object.
     mappers: Mappers,
 }
@@ -223,7 +231,7 @@ impl<'m, P: Platform> Object<'m, P> {
         tag: u64,
         size: u64,
     ) -> Result<Self, ObjectError> {
-        Self::create(machine, arch, memcg, (tag, size), None)
+        Self::create(machine, arch.page_order(), memcg, (tag, size), None)
     }
 
     /// Creates an object as [`Object::new`] does, for a file whose contents the host's storage has:
@@ -242,13 +250,13 @@ impl<'m, P: Platform> Object<'m, P> {
         size: u64,
         changes: Changes,
     ) -> Result<Self, ObjectError> {
-        Self::create(machine, arch, memcg, (tag, size), Some(changes))
+        Self::create(machine, arch.page_order(), memcg, (tag, size), Some(changes))
     }
 
-    /// Implements [`Object::new`] and [`Object::with_store`].
+    /// Implements [`Object::new`], [`Object::with_store`] and [`Hugetlb::new_object`].
     fn create(
         machine: &'m Machine<'m, P>,
-        arch: &impl Arch,
+        page_order: u8,
         memcg: MemcgId,
         (tag, size): (u64, u64),
         store: Option<Changes>,
@@ -269,9 +277,9 @@ impl<'m, P: Platform> Object<'m, P> {
             listed: AtomicBool::new(false),
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             memcg,
-            page_order: arch.page_order(),
+            page_order,
             folios: AtomicU8::new(ShmemFolios::default().encode()),
-            largest_folio: AtomicU8::new(arch.page_order()),
+            largest_folio: AtomicU8::new(page_order),
             store,
             failed_read: AtomicU64::new(u64::MAX),
             mapped_write: AtomicU64::new(0),
@@ -279,7 +287,13 @@ impl<'m, P: Platform> Object<'m, P> {
             serial: machine.next_serial(),
             tag,
             gate: Gate::default(),
-            state: SpinLock::new(LockedState { size, held_from: u64::MAX, index: Index::new(), mappers }),
+            state: SpinLock::new(LockedState {
+                size,
+                held_from: u64::MAX,
+                index: Index::new(),
+                reserved: Reservations::NONE,
+                mappers,
+            }),
         };
         // SAFETY: the head is written to a frame that the object alone has. The direct map contains
         // the frame, which is aligned and large enough (as `mappers` asserts).
@@ -380,7 +394,11 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the counter of a space that has the object's mapped pages.
     pub(crate) fn space_counter(&self) -> SpaceCounter {
-        if self.head().store.is_some() { SpaceCounter::File } else { SpaceCounter::Shmem }
+        match self.head().store {
+            _ if self.page_order() == HUGE_ORDER => SpaceCounter::Hugetlb,
+            Some(_) => SpaceCounter::File,
+            None => SpaceCounter::Shmem,
+        }
     }
 
     /// Returns whether a VMA with this backing maps this object.
@@ -398,7 +416,11 @@ impl Head {
 
     /// Returns the counter of the machine that has the object's pages in memory.
     fn pages_counter(&self) -> Counter {
-        if self.store.is_some() { Counter::FilePages } else { Counter::ShmemPages }
+        match self.store {
+            _ if self.page_order == HUGE_ORDER => Counter::HugetlbPages,
+            Some(_) => Counter::FilePages,
+            None => Counter::ShmemPages,
+        }
     }
 
     /// Returns the counter of the object's huge folios.

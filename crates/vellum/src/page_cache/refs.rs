@@ -199,6 +199,7 @@ impl LastReference {
         let frames = machine.frames();
         // SAFETY: the head is freed only below.
         let head = unsafe { head(machine, self.0) };
+        head.state.lock(machine.platform()).reserved.take().end(machine);
         let forgotten = head.store.map(|_| head.tag);
         // SAFETY: the last reference was dropped and no folio names the object; its index is empty,
         // and nothing in the head needs to be dropped.

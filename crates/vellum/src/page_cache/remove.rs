@@ -5,7 +5,7 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 
 use super::index::{Entry, FreedNodes, Index, NextHole, last_node_of};
-use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
+use super::{Head, Hugetlb, MAX_SIZE, Object, ObjectError, ObjectPage, head, mapping};
 use crate::addr::Pfn;
 use crate::frame::Counts;
 use crate::machine::Machine;
@@ -80,6 +80,7 @@ impl<P: Platform> Object<'_, P> {
             self.mark_dirty(tail_part.pages());
         }
         self.remove(first..u64::MAX)?;
+        Hugetlb(self).unreserve(first..u64::MAX, None);
         Ok(RemovedPages { first, end: u64::MAX, even_cows: true })
     }
 
@@ -108,7 +109,8 @@ impl<P: Platform> Object<'_, P> {
             self.mark_dirty(part.pages());
         }
         self.remove(pages.clone())?;
-        Ok(RemovedPages { first: pages.start, end: pages.end, even_cows: false })
+        // Private copies of huge pages go too, and reservations of missing ones stay, as on Linux.
+        Ok(RemovedPages { first: pages.start, end: pages.end, even_cows: Hugetlb(self).has_pages() })
     }
 
     /// Returns the first page from `page` on that exists, in memory or swapped out (Linux:

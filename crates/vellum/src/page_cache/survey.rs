@@ -143,6 +143,7 @@ impl<P: Platform> ObjectSurvey<'_, '_, P> {
     /// Returns the number of frames for the object's head and the list of its mappers, without its
     /// index and pages.
     pub(crate) fn own_frames(&self) -> u64 {
-        1 + self.0.lock().mappers.extra_frames(self.0.machine.frames())
+        let mut state = self.0.lock();
+        1 + state.reserved.frames() + state.mappers.extra_frames(self.0.machine.frames())
     }
 }

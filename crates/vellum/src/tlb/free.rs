@@ -74,6 +74,8 @@ pub(super) struct FreeBatch<'a, 'm, P: Platform> {
     shmem: u64,
     /// The number of unmapped frames of page-cache objects with a store.
     file: u64,
+    /// The number of unmapped frames of huge pages from the pool.
+    hugetlb: u64,
 }
 
 impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
@@ -92,6 +94,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
             freed: 0,
             shmem: 0,
             file: 0,
+            hugetlb: 0,
         }
     }
 
@@ -104,7 +107,9 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// Adds the batch to the counters of the machine and the space.
     pub(super) fn end(self, tlb: &Shootdown<'_, P>) {
         self.machine.count(Counter::FoliosFreed, self.freed);
-        for (counter, frames) in [(SpaceCounter::Shmem, self.shmem), (SpaceCounter::File, self.file)] {
+        for (counter, frames) in
+            [(SpaceCounter::Shmem, self.shmem), (SpaceCounter::File, self.file), (SpaceCounter::Hugetlb, self.hugetlb)]
+        {
             if frames != 0 {
                 tlb.recount(counter, frames);
             }
@@ -167,11 +172,15 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         let state = frame.state();
         debug_assert_eq!(state.kind(), FrameKind::Folio);
         let order = state.order();
-        if state.has(flag::ZERO_FOLIO | flag::OBJECT) {
+        if state.has(flag::ZERO_FOLIO | flag::OBJECT | flag::HUGETLB) {
             if state.has(flag::ZERO_FOLIO) {
                 return self.maybe_resched();
             }
-            let unmapped = if state.has(flag::FILE) { &mut self.file } else { &mut self.shmem };
+            let unmapped = match state.has(flag::FILE) {
+                _ if state.has(flag::HUGETLB) => &mut self.hugetlb,
+                true => &mut self.file,
+                false => &mut self.shmem,
+            };
             *unmapped += u64::from(pages);
         }
         // `put_mappings` queues a partially mapped folio to be split. It is not called for a folio
@@ -180,7 +189,7 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
         // are unmapped here, because a fault may find and map some of its pages until the last
         // reference is dropped.
         let maps = if order != 0
-            && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT)
+            && !state.has(flag::PARTIALLY_MAPPED | flag::OBJECT | flag::HUGETLB)
             && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
         {
             self.put_mappings(head, frame, order, pages);
@@ -211,8 +220,12 @@ impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     /// to the range that is freed together.
     #[inline(always)]
     pub(super) fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
-        if frame.has(flag::SWAP_CACHED) {
+        if frame.has(flag::SWAP_CACHED | flag::HUGETLB) {
             self.uncharger.unlock();
+            if frame.has(flag::HUGETLB) {
+                self.freed += 1;
+                return self.machine.huge_pool().give_back(pfn);
+            }
             self.machine.uncache_in_parts(pfn, frame, || true);
         }
         self.uncharger.uncharge(pfn, frame, pages);

@@ -29,8 +29,8 @@ use bitflags::bitflags;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Attrs, UserRange};
-use crate::frame::RmapKey;
 use crate::frame::policy::Advice;
+use crate::frame::{HUGE_ORDER, RmapKey};
 
 bitflags! {
     /// The protection of a VMA, as `mmap` and `mprotect` set it (`PROT_*`).
@@ -98,6 +98,9 @@ bitflags! {
         /// In a private VMA of an object: may have private copies of pages, or markers, though it
         /// is not writable now (Linux: `anon_vma`). Stays while the VMA exists.
         const MAYBE_COPIES = 1 << 18;
+        /// Maps huge pages of the machine's pool, by whole ones (Linux: `VM_HUGETLB`). Set when the
+        /// VMA is mapped, and never cleared. The VMA has an object, private memory too.
+        const HUGETLB = 1 << 19;
         /// The flags that a VMA with [`VmaFlags::DROPPABLE`] always has: contents that may vanish
         /// at any time are not worth memory that is reserved, copied or dumped.
         const DROPPED = Self::NORESERVE.bits() | Self::WIPEONFORK.bits() | Self::DONTDUMP.bits();
@@ -260,6 +263,9 @@ pub enum Expected {
 /// The number of bytes below a stack that must stay unmapped (Linux: `stack_guard_gap`).
 pub const STACK_GUARD: u64 = 256 << 12;
 
+/// log2 of the size of the huge pages of the machine's pool.
+pub(crate) const HUGETLB_SHIFT: u32 = HUGE_ORDER as u32 + FRAME_SHIFT;
+
 /// A VMA: a range of addresses with the same protection, flags and backing (Linux:
 /// `vm_area_struct`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +305,29 @@ impl Vma {
                 && (self.backing.is_anonymous()
                     || self.prot.contains(Prot::WRITE)
                     || self.flags.contains(VmaFlags::MAYBE_COPIES))
+    }
+
+    /// Returns true if the VMA maps huge pages of the machine's pool.
+    #[inline]
+    pub fn is_hugetlb(&self) -> bool {
+        self.flags.contains(VmaFlags::HUGETLB)
+    }
+
+    /// Returns true if the VMA has an object whose pages are found one by one, beside the PTEs.
+    pub(crate) fn may_swap_object(&self) -> bool {
+        !self.backing.is_anonymous() && !self.is_hugetlb()
+    }
+
+    /// Returns true if an address is in the middle of one of the VMA's huge pages, so that the VMA
+    /// can't be split there (Linux: `hugetlb_vm_op_split`).
+    pub(crate) fn splits_huge_at(&self, addr: u64) -> bool {
+        self.is_hugetlb() && addr & ((1 << HUGETLB_SHIFT) - 1) != 0 && self.range.contains(addr)
+    }
+
+    /// Returns the end of `range` that is in the middle of one of the VMA's huge pages, if there is
+    /// one.
+    pub(crate) fn cut_huge(&self, range: UserRange) -> Option<u64> {
+        [range.start, range.end].into_iter().find(|at| self.splits_huge_at(*at))
     }
 
     /// Notes that the VMA may get private copies or markers by other means than writes, or that it

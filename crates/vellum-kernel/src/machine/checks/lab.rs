@@ -111,6 +111,7 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::ShmemHugePages,
     Counter::FileHugePages,
     Counter::FileRefaults,
+    Counter::HugetlbPages,
 ];
 
 fn counters(machine: &Machine) -> [u64; ALL_COUNTERS.len()] {

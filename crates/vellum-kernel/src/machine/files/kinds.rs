@@ -1,8 +1,9 @@
 //! Mounts file systems by type, and sets up those that exist from boot.
 
+use super::contents::HUGE_PAGE;
 use super::root::Roots;
 use super::stream;
-use super::{Host, begin, cgroupfs, ext4, proc, sys, terminals, uffd};
+use super::{HUGE, Host, begin, cgroupfs, ext4, proc, sys, terminals, uffd};
 use crate::arch::random::random;
 use crate::mem::storage_task;
 use crate::task::time;
@@ -11,6 +12,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use vellum::frame::policy::{ShmemFolios, ShmemKnob};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::cgroup::parse_amount;
 use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
@@ -95,11 +97,30 @@ fn root(view: &View, mounting: &Mounting<'_>) -> Result<(Arc<dyn Inode>, &'stati
         b"devpts" => Ok((terminals::root()?, "devpts")),
         b"tmpfs" => {
             let mode = parse::mount_mode(mounting.options)?.unwrap_or(0o1777);
-            let folios = ShmemFolios::Own(tmpfs_folios(mounting.options)?);
+            let folios = Some(ShmemFolios::Own(tmpfs_folios(mounting.options)?));
             Ok((Tree::root(Arc::new(Host { folios }), MINORS.fetch_add(1, Relaxed), mode), "tmpfs"))
         }
+        b"hugetlbfs" => Ok((hugetlbfs(view, mounting.options, MINORS.fetch_add(1, Relaxed))?, "hugetlbfs")),
         _ => Err(Errno::ENODEV),
     }
+}
+
+/// Creates a hugetlbfs whose device has this minor number, with the options `mode=`, `uid=`, `gid=`
+/// and `pagesize=` of `mount`.
+///
+/// # Errors
+///
+/// `EINVAL`: malformed options, or there is no pool of such pages.
+fn hugetlbfs(view: &View, options: &[u8], minor: u32) -> Result<Arc<dyn Inode>, Errno> {
+    if let Some(size) = parse::mount_option(options, b"pagesize")
+        && parse_amount(size)? != Some(HUGE_PAGE)
+    {
+        return Err(Errno::EINVAL);
+    }
+    let number = |name| parse::mount_option(options, name).map(parse::number::<u32>).transpose();
+    let root = Tree::root(Arc::new(HUGE), minor, parse::mount_mode(options)?.unwrap_or(0o755));
+    view.set_owner(&*root, number(b"uid")?, number(b"gid")?)?;
+    Ok(root)
 }
 
 /// Returns the setting of the folios of a tmpfs in the options of `mount` (`huge=`).
@@ -132,8 +153,9 @@ pub struct Mounting<'a> {
     pub read_only: bool,
 }
 
-/// Mounts a file system on a directory. Only the options `mode=` and `huge=` of a tmpfs have an
-/// effect, which is limited by memory alone.
+/// Mounts a file system on a directory. Only the options `mode=` and `huge=` of a tmpfs, and those
+/// of [`hugetlbfs`], have an effect: memory alone, and the pool of huge pages, limit what is in
+/// them.
 ///
 /// # Errors
 ///

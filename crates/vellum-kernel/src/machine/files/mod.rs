@@ -5,6 +5,7 @@
 //! | [`contents`] | contents of files: the engine's page-cache objects |
 //! | [`block`] | the files of block devices |
 //! | [`ext4`] | ext4 on a block device |
+//! | [`huge`] | the size of the pool of huge pages, in `/sys` and `/proc/sys` |
 //! | [`writeback`] | the tasks that read, and that write dirty pages |
 //! | [`user`] | user buffers of reads and writes |
 //! | [`terminals`] | terminals: their devices, and the terminal of the host's user |
@@ -24,6 +25,7 @@ pub mod cgroupfs;
 pub mod contents;
 pub mod descriptors;
 pub mod ext4;
+pub mod huge;
 pub mod kinds;
 pub mod mount;
 pub mod proc;
@@ -39,10 +41,11 @@ pub mod writeback;
 use crate::mem::{now_ns, started_at};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
+use linux_raw_sys::general::{HUGETLBFS_MAGIC, O_RDONLY, O_WRONLY, TMPFS_MAGIC};
 use root::Roots;
 use spin::Once;
 use stream::Stream;
+use vellum::HugePages;
 use vellum::frame::policy::ShmemFolios;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device;
@@ -51,7 +54,7 @@ use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::names::{Driver, MappedFile, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tree::{self, Capacity, Node};
+use vellum_kernel::fs::tree::{self, Capacity, Node, Tree};
 use vellum_kernel::fs::{FileCredentials, Files, Inode, Kind, Namespace, Pages, Table};
 
 /// The mount namespace, the file locks and the root file system.
@@ -63,6 +66,8 @@ struct World {
     root_kind: &'static str,
     /// A tmpfs for files without a name.
     memory: Arc<Node>,
+    /// A hugetlbfs for files without a name.
+    huge: Arc<Node>,
 }
 
 static WORLD: Once<World> = Once::new();
@@ -75,12 +80,15 @@ fn time_of_day() -> Time {
 
 /// The services that a tmpfs needs from this machine.
 struct Host {
-    /// The settings of the folios of files.
-    folios: ShmemFolios,
+    /// The settings of the folios of files; `None` for a hugetlbfs, whose files have huge pages of
+    /// the machine's pool.
+    folios: Option<ShmemFolios>,
 }
 
 /// Those of a file system that names no folios of its own.
-const MEMORY: Host = Host { folios: ShmemFolios::Sizes };
+const MEMORY: Host = Host { folios: Some(ShmemFolios::Sizes) };
+/// Those of a hugetlbfs.
+const HUGE: Host = Host { folios: None };
 
 impl tree::Host for Host {
     fn now(&self) -> Time {
@@ -88,10 +96,24 @@ impl tree::Host for Host {
     }
 
     fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
-        Ok(Arc::new(contents::ObjectContents::new(self.folios)?))
+        Ok(match self.folios {
+            Some(folios) => Arc::new(contents::ObjectContents::new(folios)?),
+            None => Arc::new(contents::HugeContents::new()?),
+        })
+    }
+
+    fn kind(&self) -> (u32, u32) {
+        match self.folios {
+            Some(_) => (TMPFS_MAGIC, 4096),
+            None => (HUGETLBFS_MAGIC, contents::HUGE_PAGE as u32),
+        }
     }
 
     fn space(&self) -> Capacity {
+        if self.folios.is_none() {
+            let HugePages { total, free, .. } = contents::HugeContents::pool();
+            return Capacity { total, free };
+        }
         let frames = crate::mem::machine().frames();
         Capacity { total: frames.total(), free: frames.free_frames() }
     }
@@ -99,7 +121,8 @@ impl tree::Host for Host {
 
 /// Installs the mount namespace. Called once.
 fn begin(names: Namespace, Roots { memory, root, kind }: Roots) {
-    WORLD.call_once(|| World { names, locks: Arc::default(), root, root_kind: kind, memory });
+    let huge = Tree::root(Arc::new(HUGE), 2, 0o755);
+    WORLD.call_once(|| World { names, locks: Arc::default(), root, root_kind: kind, memory, huge });
 }
 
 fn world() -> &'static World {
@@ -224,11 +247,11 @@ fn add_block_device(path: &str, number: Device, driver: Driver) -> Result<(), Er
     make_block_device(path, number)
 }
 
-/// Creates an unlinked file in memory.
+/// Creates an unlinked file in memory, or in `huge` pages of the machine's pool.
 ///
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn memfd(who: &FileCredentials, sealable: bool) -> Result<Arc<Node>, Errno> {
-    tree::memfd(&world().memory, who.uid, who.gid, sealable)
+pub fn memfd(who: &FileCredentials, sealable: bool, huge: bool) -> Result<Arc<Node>, Errno> {
+    tree::memfd(if huge { &world().huge } else { &world().memory }, who.uid, who.gid, sealable)
 }

@@ -88,7 +88,8 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             segments.iter().try_for_each(|segment| {
                 let (perm, Segment { object, tag, size, times, pids }) = (&segment.perm, &segment.data);
                 let PageCounts { resident, swapped, .. } = object.as_ref().map(Object::page_counts).unwrap_or_default();
-                let [resident, swapped] = [resident, swapped].map(|pages| pages * FRAME_SIZE);
+                let [resident, swapped] = [resident, swapped]
+                    .map(|pages| pages * object.as_ref().map_or(FRAME_SIZE, |object| 1 << object.page_shift()));
                 let [creator, creator_group] = perm.creator;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", perm.key, segment.id, mode(segment))?;
                 let count = attached(*tag) as u32;

@@ -40,7 +40,9 @@ pub fn rights_to_pipes(own: &Credentials) -> Rights {
 /// Implements `memfd_create`.
 pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
     let flags = flags as u32;
-    let known = abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
+    let huge = flags & abi::MFD_HUGETLB != 0;
+    let sizes = if huge { abi::MFD_HUGETLB | abi::MFD_HUGE_MASK << abi::MFD_HUGE_SHIFT } else { 0 };
+    let known = sizes | abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
@@ -48,9 +50,12 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
         Errno::ENAMETOOLONG => Errno::EINVAL,
         other => other,
     })?;
+    if huge && !super::memory::is_huge_size(flags >> abi::MFD_HUGE_SHIFT) {
+        return Err(Errno::ENODEV);
+    }
     let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
     let who = thread.credentials().file_credentials();
-    let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
+    let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0, huge)?;
     let file = node.clone().open(abi::O_RDWR)?;
     let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
     add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })

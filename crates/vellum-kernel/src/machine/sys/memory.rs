@@ -17,8 +17,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
+use vellum::frame::HUGE_ORDER;
 use vellum::memcg::MayBeRefused;
-use vellum::page_cache::ObjectError;
+use vellum::page_cache::{Hugetlb, ObjectError};
 use vellum::space::{
     self, Advise, AdviseError, CollapseError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
     RemapRequest,
@@ -42,7 +43,8 @@ const KNOWN: u32 = abi::MAP_TYPE
     | abi::MAP_NONBLOCK
     | abi::MAP_STACK
     | MAP_LOW
-    | abi::MAP_HUGETLB;
+    | abi::MAP_HUGETLB
+    | abi::MAP_HUGE_MASK << abi::MAP_HUGE_SHIFT;
 
 /// The `MAP_` flags that have an engine flag of the same meaning.
 const FLAGS: [(u32, MapFlags); 7] = [
@@ -77,11 +79,19 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     }
     wanted.set(MapFlags::SHARED, shared);
     wanted.set(MapFlags::DROPPABLE, flags & abi::MAP_TYPE == abi::MAP_DROPPABLE);
+    let huge = flags & abi::MAP_HUGETLB != 0;
+    if huge && flags & abi::MAP_ANONYMOUS != 0 {
+        if !is_huge_size(flags >> abi::MAP_HUGE_SHIFT) {
+            return Err(Errno::EINVAL);
+        }
+        wanted |= MapFlags::HUGETLB;
+    }
     let memory = thread.memory();
     let mut notices = Notices::default();
     if flags & abi::MAP_FIXED != 0 {
         notices.unmap(&memory, addr, len)?;
     }
+    let mut has_huge_pages = wanted.contains(MapFlags::HUGETLB);
     let mut request = MapRequest { addr, len, prot, flags: wanted };
     let mapped = if flags & abi::MAP_ANONYMOUS != 0 {
         memory.engine.map(request)
@@ -103,9 +113,14 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
         let file = open.file().map_err(|_| Errno::ENODEV)?;
         match file.mappable() {
             Mappable::No => return Err(Errno::ENODEV),
+            Mappable::Zeros if huge => return Err(Errno::EINVAL),
             Mappable::Zeros => memory.engine.map(request),
             Mappable::Pages(pages) => {
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
+                has_huge_pages = Hugetlb(object).has_pages();
+                if huge && !has_huge_pages {
+                    return Err(Errno::EINVAL);
+                }
                 // Mapping a file counts as an access, so its access time is updated.
                 file.read(0, &mut UserBytes::one(thread, 0, 0))?;
                 memory.note_mapped_file(object.tag(), MappedFile::from_open(&open));
@@ -115,8 +130,19 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     };
     let to = mapped.map_err(|error| failed(error.refused(), error.errno()))?;
     notify(thread, notices).await;
-    populate(thread, to, len, flags & abi::MAP_POPULATE != 0).await?;
+    // Huge pages are not locked, but a request to lock them faults them in.
+    let (unlocked, shift) = match has_huge_pages {
+        true => (flags & (abi::MAP_POPULATE | abi::MAP_LOCKED) != 0, FRAME_SHIFT + u32::from(HUGE_ORDER)),
+        false => (flags & abi::MAP_POPULATE != 0, FRAME_SHIFT),
+    };
+    populate(thread, to, align_up(len, shift).unwrap_or(len), unlocked).await?;
     Ok(to)
+}
+
+/// Returns whether the pool has huge pages of a size that a flag encodes, in its low six bits: log2
+/// of the size, or 0 for the default size.
+pub fn is_huge_size(encoded: u32) -> bool {
+    matches!(encoded & abi::MAP_HUGE_MASK, 0) || encoded & abi::MAP_HUGE_MASK == FRAME_SHIFT + u32::from(HUGE_ORDER)
 }
 
 /// Populates a new mapping: the pages of locked VMAs, or with `unlocked` all pages. Pages that

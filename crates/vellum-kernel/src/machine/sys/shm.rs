@@ -1,8 +1,8 @@
 //! Implements System V shared memory.
 
 use super::Answer;
-use super::memory::populate;
-use crate::files::contents::ObjectContents;
+use super::memory::{is_huge_size, populate};
+use crate::files::contents::{HUGE_PAGE, HugeContents, ObjectContents};
 use crate::files::proc::settings;
 use crate::files::shm::{Segment, attached, mode, now, with};
 use crate::mem::thread::failed;
@@ -11,16 +11,17 @@ use crate::task::Thread;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use linux_raw_sys::general::CAP_IPC_LOCK;
+use linux_raw_sys::general::{CAP_IPC_LOCK, MAP_HUGE_SHIFT};
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::policy::ShmemFolios;
 use vellum::memcg::MayBeRefused;
+use vellum::page_cache::Hugetlb;
 use vellum::space::{MapError, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::Pages;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::MappedFile;
+use vellum_kernel::fs::{FileCredentials, Pages};
 use vellum_kernel::ipc::{IpcObject, READ, WRITE};
 
 /// Flags of `shmat`.
@@ -30,6 +31,8 @@ const REPLACE: u32 = 0o40000;
 const EXECUTE: u32 = 0o100000;
 /// `SHM_HUGETLB`, a flag of `shmget`.
 const HUGE: u32 = 0o4000;
+/// `SHM_NORESERVE`, a flag of `shmget`.
+const NORESERVE: u32 = 0o10000;
 /// `SHM_LOCKED`, a mode bit: the segment must not be paged out.
 const LOCKED: u32 = 0o2000;
 
@@ -45,8 +48,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
             return Err(Errno::EINVAL);
         }
         if flags & HUGE != 0 {
-            // The kernel has no pool of huge pages from which a segment could take its own.
-            return Err(if who.has(CAP_IPC_LOCK) { Errno::ENOMEM } else { Errno::EPERM });
+            return huge_segment(&who, size, flags, pid);
         }
         if size.div_ceil(FRAME_SIZE) > machine().frames().total() {
             return Err(Errno::ENOMEM);
@@ -57,6 +59,29 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
         Ok(Segment { tag: object.as_ref().map_or(0, Object::tag), object, size, times, pids })
     };
     with(|segments| segments.get_or_create(key, flags, &who, most, fits, make)).map(u64::from)
+}
+
+/// Makes a segment of huge pages of the machine's pool, and reserves them unless `SHM_NORESERVE` is
+/// set.
+///
+/// # Errors
+///
+/// `EPERM`: the caller may not, having neither `CAP_IPC_LOCK` nor the group `hugetlb_shm_group`.
+/// `EINVAL`: there is no pool of such pages. `ENOMEM`: the pool can't have as many.
+fn huge_segment(who: &FileCredentials, size: u64, flags: u32, pid: u32) -> Result<Segment, Errno> {
+    if !who.has(CAP_IPC_LOCK) && !who.in_group(settings::huge_group()) {
+        return Err(Errno::EPERM);
+    }
+    if !is_huge_size(flags >> MAP_HUGE_SHIFT) {
+        return Err(Errno::EINVAL);
+    }
+    let contents = HugeContents::new()?;
+    contents.set_size(size.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::EINVAL)?)?;
+    if flags & NORESERVE == 0 {
+        Hugetlb(&contents.object).reserve_all().map_err(|_| Errno::ENOMEM)?;
+    }
+    let object = contents.object;
+    Ok(Segment { tag: object.tag(), object: Some(object), size, times: [0, 0, now()], pids: [pid, 0] })
 }
 
 /// Finds the page-cache object of a removed segment through a VMA that still maps it.

@@ -74,7 +74,7 @@ macro_rules! system_calls {
 system_calls! {
     (thread, a);
     everywhere {
-        __NR_mmap: Partial("no MAP_HUGETLB") => memory::mmap(thread, a).await;
+        __NR_mmap: Full => memory::mmap(thread, a).await;
         __NR_munmap: Full => memory::munmap(thread, a[0], a[1]).await;
         __NR_mprotect: Partial("no PROT_GROWSDOWN") => keys::protect(thread, [a[0], a[1], a[2]], -1);
         __NR_pkey_mprotect: Partial("no PROT_GROWSDOWN") => keys::protect(thread, [a[0], a[1], a[2]], a[3] as i32);

@@ -228,9 +228,10 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
         // A page that is pending could not be read.
-        FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) | FaultError::Pending(_) => {
-            (abi::SIGBUS, abi::BUS_ADRERR)
-        }
+        FaultError::BeyondEnd(_)
+        | FaultError::NoHugePage(_)
+        | FaultError::TooManyReferences(_)
+        | FaultError::Pending(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         // A userfaultfd that resolves no faults (`UFFD_FEATURE_SIGBUS`).
         FaultError::Uffd(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),

@@ -59,7 +59,9 @@ pub struct NewInode<'a> {
 pub struct Space {
     /// The file system's magic number.
     pub magic: u32,
-    /// The file system's size in pages of 4096 bytes.
+    /// The size of a page in bytes; 0 stands for 4096.
+    pub block: u32,
+    /// The file system's size in pages.
     pub pages: u64,
     pub free_pages: u64,
     pub inodes: u64,
@@ -67,11 +69,17 @@ pub struct Space {
 }
 
 impl Space {
+    /// Returns the size of a page in bytes.
+    pub fn block_size(&self) -> u64 {
+        if self.block == 0 { 4096 } else { self.block.into() }
+    }
+
     /// Returns the result of `statfs`.
     pub fn statfs(&self) -> general::statfs {
+        let block = self.block_size() as i64;
         general::statfs {
             f_type: self.magic.into(),
-            f_bsize: 4096,
+            f_bsize: block,
             f_blocks: self.pages as i64,
             f_bfree: self.free_pages as i64,
             f_bavail: self.free_pages as i64,
@@ -79,7 +87,7 @@ impl Space {
             f_ffree: self.free_inodes as i64,
             f_fsid: general::__kernel_fsid_t { val: [0; 2] },
             f_namelen: 255,
-            f_frsize: 4096,
+            f_frsize: block,
             f_flags: 0,
             f_spare: [0; 4],
         }

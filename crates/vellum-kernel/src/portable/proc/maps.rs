@@ -48,6 +48,9 @@ pub struct Usage {
     pub anon_huge: u64,
     pub shmem_huge: u64,
     pub file_huge: u64,
+    /// Huge pages of the pool that others map too, and those that no other maps.
+    pub hugetlb_shared: u64,
+    pub hugetlb_private: u64,
     pub swap: u64,
     pub swap_pss: u64,
     pub locked: u64,
@@ -69,7 +72,7 @@ impl core::ops::AddAssign<&Usage> for Usage {
 }
 
 impl Usage {
-    fn fields(&mut self) -> [&mut u64; 22] {
+    fn fields(&mut self) -> [&mut u64; 24] {
         let [small, large] = &mut self.cont_blocks;
         [
             small,
@@ -91,6 +94,8 @@ impl Usage {
             &mut self.anon_huge,
             &mut self.shmem_huge,
             &mut self.file_huge,
+            &mut self.hugetlb_shared,
+            &mut self.hugetlb_private,
             &mut self.swap,
             &mut self.swap_pss,
             &mut self.locked,
@@ -138,6 +143,8 @@ pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
 /// What `smaps` tells of a VMA besides its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Traits<'a> {
+    /// The size of the VMA's pages in bytes.
+    pub page: u64,
     /// Whether the VMA is eligible for huge pages.
     pub huge: bool,
     /// The protection key, if the machine has protection keys.
@@ -153,7 +160,7 @@ pub struct Traits<'a> {
 pub fn smaps_entry(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, traits: &Traits<'_>) -> fmt::Result {
     line(text, vma)?;
     let size = vma.range.end - vma.range.start;
-    for (name, bytes) in [("Size:", size), ("KernelPageSize:", 4096), ("MMUPageSize:", 4096)] {
+    for (name, bytes) in [("Size:", size), ("KernelPageSize:", traits.page), ("MMUPageSize:", traits.page)] {
         amount(text, name, bytes)?;
     }
     amounts(text, usage, false)?;
@@ -201,8 +208,8 @@ fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {
         ("AnonHugePages:", usage.anon_huge),
         ("ShmemPmdMapped:", usage.shmem_huge),
         ("FilePmdMapped:", usage.file_huge),
-        ("Shared_Hugetlb:", 0),
-        ("Private_Hugetlb:", 0),
+        ("Shared_Hugetlb:", usage.hugetlb_shared),
+        ("Private_Hugetlb:", usage.hugetlb_private),
         ("Swap:", usage.swap),
         ("SwapPss:", usage.swap_pss),
         ("Locked:", usage.locked),
@@ -290,7 +297,12 @@ mod tests {
             ..Usage::default()
         };
         let ours = text(|text| {
-            smaps_entry(text, &parse(lines[0]), &usage, &Traits { huge: false, key: None, flags: &["rd", "mr"] })
+            smaps_entry(
+                text,
+                &parse(lines[0]),
+                &usage,
+                &Traits { page: 4096, huge: false, key: None, flags: &["rd", "mr"] },
+            )
         });
         let ours: Vec<_> = ours.lines().collect();
         // Some keys are only in some kernels, and the test machine may have huge pages or not.

@@ -61,6 +61,8 @@ pub struct Memory {
     pub libraries: u64,
     pub page_tables: u64,
     pub swap: u64,
+    /// Huge pages of the pool.
+    pub hugetlb: u64,
     /// The start and end of code, data, arguments and environment; the starts of heap and stack.
     pub code_range: [u64; 2],
     pub data_range: [u64; 2],
@@ -170,7 +172,7 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
             ("VmLib", memory.libraries),
             ("VmPTE", memory.page_tables),
             ("VmSwap", memory.swap),
-            ("HugetlbPages", 0),
+            ("HugetlbPages", memory.hugetlb),
         ];
         for (name, bytes) in sizes {
             writeln!(text, "{name}:\t{:>8} kB", kib(bytes))?;

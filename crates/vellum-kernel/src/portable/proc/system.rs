@@ -40,6 +40,8 @@ pub struct Memory {
     pub file_mapped_huge: u64,
     /// The size of a huge page.
     pub huge_page: u64,
+    /// The pages of the pool of huge pages: all, free, reserved and surplus ones.
+    pub huge_pool: [u64; 4],
     /// The kernel's direct map, by pages of 4 KiB, 2 MiB and 1 GiB.
     pub direct_map: [u64; 3],
 }
@@ -97,11 +99,12 @@ pub fn meminfo(text: &mut Text, memory: &Memory) -> fmt::Result {
     for (name, bytes) in rows {
         row(text, name, bytes)?;
     }
-    for name in ["HugePages_Total:", "HugePages_Free:", "HugePages_Rsvd:", "HugePages_Surp:"] {
-        text.amount(name, 0, "")?;
+    let pool = ["HugePages_Total:", "HugePages_Free:", "HugePages_Rsvd:", "HugePages_Surp:"];
+    for (name, pages) in pool.into_iter().zip(memory.huge_pool) {
+        text.amount(name, pages, "")?;
     }
     row(text, "Hugepagesize", memory.huge_page)?;
-    row(text, "Hugetlb", 0)?;
+    row(text, "Hugetlb", memory.huge_pool[0] * memory.huge_page)?;
     for (name, bytes) in ["DirectMap4k", "DirectMap2M", "DirectMap1G"].into_iter().zip(memory.direct_map) {
         row(text, name, bytes)?;
     }

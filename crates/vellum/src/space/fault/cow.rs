@@ -60,6 +60,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
                 self.machine().count(Counter::CowReuses, 1);
                 return Ok(Outcome::Allowed(*page));
             }
+            Reuse::Huge if vma.is_hugetlb() => return self.copy_huge(vma, addr),
             Reuse::Huge => return self.split_huge(addr, page),
             Reuse::Shared(order) => order,
         };
@@ -82,7 +83,7 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
 
     /// Returns whether a run maps pages, other than the zero folio's, that are neither exclusive to
     /// the space nor write-protected for a userfaultfd.
-    fn is_shared(self, run: &Run) -> bool {
+    pub(super) fn is_shared(self, run: &Run) -> bool {
         let arch = self.arch();
         run.kind == Kind::Leaf
             && !run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::UFFD_WP)

@@ -37,6 +37,8 @@ pub enum FaultError {
     /// The page-cache object behind the VMA ends before the page at this address (SIGBUS,
     /// `BUS_ADRERR`).
     BeyondEnd(u64),
+    /// The pool of huge pages has none for the page at this address (SIGBUS, `BUS_ADRERR`).
+    NoHugePage(u64),
     /// The contents of the page at this address were lost (SIGBUS).
     Poisoned(u64),
     /// The folio at this address has the maximum number of references (SIGBUS).
@@ -75,6 +77,9 @@ impl core::fmt::Display for FaultError {
             FaultError::BeyondEnd(addr) => {
                 write!(f, "the page-cache object mapped at {addr:#x} ends before that page: extend the object")
             }
+            FaultError::NoHugePage(addr) => {
+                write!(f, "the pool has no huge page for the page at {addr:#x}: raise vm.nr_hugepages")
+            }
             FaultError::Poisoned(addr) => {
                 write!(f, "the contents of the page at {addr:#x} were lost: unmap the page or map it anew")
             }
@@ -100,6 +105,7 @@ impl FaultError {
         match error {
             ObjectError::Lost => FaultError::Poisoned(addr),
             ObjectError::NoMemory(why) => FaultError::NoMemory(why),
+            ObjectError::NoHugePage => FaultError::NoHugePage(addr),
             ObjectError::TooManyReferences => FaultError::TooManyReferences(addr),
             ObjectError::Pending(page) => FaultError::Pending(page),
             _ => FaultError::NoMemory(Refused::OutOfMemory),

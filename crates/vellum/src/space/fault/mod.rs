@@ -26,6 +26,7 @@
 
 mod cow;
 mod error;
+mod hugetlb;
 mod object;
 mod pin;
 mod resolve;

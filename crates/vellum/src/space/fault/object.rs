@@ -68,6 +68,9 @@ impl<'s, 'm, P: Platform> Fault<'s, 'm, P> {
         // SAFETY: `vma` is a VMA of the space and the VMAs are locked, so that its reference to the
         // object stays.
         let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+        if vma.is_hugetlb() {
+            return self.map_huge(touch, &object);
+        }
         if vma.flags.intersects(VmaFlags::UFFD_MISSING.union(VmaFlags::UFFD_MINOR))
             && let Some(outcome) = self.object_event(touch, &object)?
         {

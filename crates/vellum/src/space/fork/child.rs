@@ -32,10 +32,10 @@ impl<'s, P: Platform> Child<'s, '_, P> {
             let spares = &mut SpareTables::for_entries(self.tables(), batch.level, entries);
             let first = |table: &LockedTable<'_, '_, P>| piece.write(table, copies);
             if let Err(error) = self.tables().put(range, batch.level, 0, spares, first) {
-                left.iter().for_each(|piece| copies = self.release(piece, batch.level, copies));
+                left.iter().for_each(|piece| copies = self.release(piece, batch, copies));
                 return Err(error.shortage());
             }
-            copies = self.count(piece, copies);
+            copies = self.count(piece, batch, copies);
             left = rest;
             // The child's page table exists now: write the other pieces without a walk from the
             // root for each.
@@ -46,7 +46,7 @@ impl<'s, P: Platform> Child<'s, '_, P> {
                     && batch.level == table.level
                 {
                     piece.write(&table, copies);
-                    copies = self.count(piece, copies);
+                    copies = self.count(piece, batch, copies);
                     left = rest;
                 }
                 table.release();
@@ -62,18 +62,18 @@ impl<'s, P: Platform> Child<'s, '_, P> {
 
     /// Adds a piece, which the child maps now, to the child's counters of anonymous and swapped-out
     /// frames. Returns the copies after those of the piece, which are the first of `copies`.
-    fn count<'c>(self, piece: &Piece, copies: &'c [u64]) -> &'c [u64] {
+    fn count<'c>(self, piece: &Piece, batch: &Batch, copies: &'c [u64]) -> &'c [u64] {
         let slot = self.tables().slot();
         match piece {
             Piece::Copies { ptes, resident, .. } => {
-                slot.add(SpaceCounter::Anon, i64::from(*resident));
+                slot.add(batch.counter, i64::from(*resident));
                 return &copies[*ptes..];
             }
             Piece::Run(run) if run.kind == Kind::Swap => {
                 slot.add(SpaceCounter::Swap, i64::from(run.frames(self.arch())));
             }
             Piece::Run(run) if self.is_counted(run) => {
-                slot.add(SpaceCounter::Anon, i64::from(run.frames(self.arch())));
+                slot.add(batch.counter, i64::from(run.frames(self.arch())));
             }
             Piece::Run(_) => {}
         }
@@ -83,7 +83,8 @@ impl<'s, P: Platform> Child<'s, '_, P> {
     /// Drops the references and mappings that were taken for a piece that was not mapped. They are
     /// not the last ones, because the parent has its own. Returns the copies after those of the
     /// piece, which are the first of `copies`.
-    fn release<'c>(self, piece: &Piece, level: u8, copies: &'c [u64]) -> &'c [u64] {
+    fn release<'c>(self, piece: &Piece, batch: &Batch, copies: &'c [u64]) -> &'c [u64] {
+        let level = batch.level;
         let frames = self.machine().frames();
         let put = |run: &Run| {
             for (head, frame, pages) in frames.folios(run.pfn(self.arch()), run.frames(self.arch())) {
@@ -100,7 +101,7 @@ impl<'s, P: Platform> Child<'s, '_, P> {
                 return rest;
             }
             Piece::Run(run) if run.kind == Kind::Swap => {
-                self.count(piece, copies);
+                self.count(piece, batch, copies);
                 Ptes::of(self.space).release_swap(run);
             }
             Piece::Run(run) if self.is_counted(run) => put(run),

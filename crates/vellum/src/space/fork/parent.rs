@@ -6,17 +6,19 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
-use crate::frame::{Counts, FrameState, TooManyReferences, flag};
+use crate::frame::{Counts, FrameState, HUGE_ORDER, TooManyReferences, flag};
 use crate::memcg::{ListHold, Refused};
 use crate::page_cache::Object;
 use crate::platform::Platform;
+use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, MAX_PARTS, NotMapped, Part, Run, Scattered, ahead};
 use crate::tlb::Gather;
-use crate::vma::{State, UffdId, Vma, VmaFlags};
+use crate::vma::{HUGETLB_SHIFT, State, UffdId, Vma, VmaFlags};
 
 use super::{Child, ForkError, Parent};
 use crate::space::AddressSpace;
 use crate::space::anon::Anon;
+use crate::space::fault::Fault;
 use crate::space::ground::{Change, Ptes, mapped_part};
 
 /// The largest number of swap slots to which a fork takes references for the child before it
@@ -60,6 +62,8 @@ const READ_COST: u32 = 3;
 pub(super) struct Batch {
     /// The level of the page table.
     pub(super) level: u8,
+    /// The counter of the child's private memory in the VMA.
+    pub(super) counter: SpaceCounter,
     /// The attributes of the parent's PTEs that the child's lack.
     unwanted: Attrs,
     /// The pieces, in ascending order of addresses.
@@ -88,7 +92,8 @@ impl Batch {
     fn new(level: u8, vma: &Vma) -> Self {
         let keeps_wp = vma.flags.contains(VmaFlags::UFFD_WP);
         let unwanted = if keeps_wp { Attrs::empty() } else { Attrs::UFFD_WP };
-        Batch { level, unwanted, pieces: ArrayVec::new(), copies: ArrayVec::new() }
+        let counter = if vma.is_hugetlb() { SpaceCounter::Hugetlb } else { SpaceCounter::Anon };
+        Batch { level, counter, unwanted, pieces: ArrayVec::new(), copies: ArrayVec::new() }
     }
 
     fn is_full(&self) -> bool {
@@ -492,6 +497,9 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// Copies the pages of a run, and maps the copies in the child.
     fn copy_run(self, child: &AddressSpace<'m, P>, vma: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = self.arch();
+        if vma.is_hugetlb() {
+            return self.copy_huge_run(child, vma, run);
+        }
         let pages = run.range(arch).len() >> arch.page_shift();
         for n in 0..pages as u32 {
             let va = run.va + ((n as u64) << arch.page_shift());
@@ -503,6 +511,25 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             let kept =
                 if vma.flags.contains(VmaFlags::UFFD_WP) { run.attrs(arch) & Attrs::UFFD_WP } else { Attrs::empty() };
             Anon::of(child).map_with(vma, va, (pfn, order), kept).map_err(NotMapped::shortage)?;
+            self.platform().resched();
+        }
+        Ok(())
+    }
+
+    /// Copies huge pages of the pool, and maps the copies in the child.
+    ///
+    /// # Errors
+    /// The pool has no page, or there is no memory for a page table.
+    fn copy_huge_run(self, child: &AddressSpace<'m, P>, vma: &Vma, run: &Run) -> Result<(), Refused> {
+        let arch = self.arch();
+        for n in 0..run.frames(arch) >> HUGE_ORDER {
+            let (va, from) = (run.va + (u64::from(n) << HUGETLB_SHIFT), run.pfn(arch).add(n << HUGE_ORDER));
+            let taken = Fault::of(child).take_huge(vma, va, false).map_err(|_| Refused::OutOfMemory)?;
+            let pfn = taken.ok_or(Refused::OutOfMemory)?;
+            // SAFETY: this fork has locked the parent's VMAs, so that the parent keeps mapping the
+            // page. Nothing else refers to the copy yet.
+            unsafe { self.machine().frames().copy(from, pfn, 1 << HUGE_ORDER) };
+            Fault::of(child).map_own_huge(vma, va, pfn).map_err(|_| Refused::OutOfMemory)?;
             self.platform().resched();
         }
         Ok(())

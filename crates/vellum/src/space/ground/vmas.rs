@@ -121,6 +121,7 @@ impl Vmas {
     /// Drops the references of all VMAs to their objects.
     fn put_objects<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for vma in self.tree.iter_from(0) {
+            page_cache::unreserve_huge(machine, vma, vma.range, self.space);
             page_cache::put_backing(machine, &vma.backing, self.space, &mut self.orphans);
             machine.platform().resched();
         }
@@ -262,6 +263,9 @@ impl Vmas {
     /// Splits the VMA that `addr` lies inside, if there is one.
     fn split_at<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
         let Some(vma) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
+        if vma.splits_huge_at(addr) {
+            return;
+        }
         self.tree.update(vma.range.start, |v| v.range = vma.range.head(addr));
         let upper = Vma { range: vma.range.tail(addr), ..vma };
         let inserted = self.tree.insert(upper);

@@ -74,11 +74,12 @@ impl<P: Platform> Observe<'_, '_, P> {
 
     /// Calls `visit` for each page of `range` that exists in the page-cache object behind its VMA,
     /// in memory or on a swap device. Passes the VMA, the address at which the VMA maps the page,
-    /// and true if the page is in memory. The VMAs are locked for reading during the calls.
+    /// and true if the page is in memory. Leaves out huge pages of the pool, which count only if a
+    /// PTE maps them (Linux: `mincore_hugetlb`). The VMAs are locked for reading during the calls.
     pub(super) fn each_page_in_objects(self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let vmas = self.space.read();
-        for vma in vmas.overlapping(self.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
+        for vma in vmas.overlapping(self.platform(), range).filter(|vma| vma.may_swap_object()) {
             // SAFETY: the VMA maps an object, and keeps its reference to it as long as `vmas` holds
             // the VMA lock.
             let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };

@@ -25,6 +25,8 @@ pub struct SpaceStats {
     pub file: u64,
     /// Resident shared memory (`RssShmem`).
     pub shmem: u64,
+    /// Huge pages of the pool, which are no part of the resident set (`HugetlbPages`).
+    pub hugetlb: u64,
     /// Swapped-out anonymous memory (`VmSwap`).
     pub swap: u64,
     /// The largest resident set so far (`VmHWM`). It is updated before an operation makes the
@@ -59,6 +61,7 @@ impl<P: Platform> Observe<'_, '_, P> {
             anon: count(SpaceCounter::Anon),
             file: count(SpaceCounter::File),
             shmem: count(SpaceCounter::Shmem),
+            hugetlb: count(SpaceCounter::Hugetlb),
             swap: count(SpaceCounter::Swap),
             peak_rss: peak << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),

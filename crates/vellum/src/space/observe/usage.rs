@@ -49,6 +49,12 @@ pub struct Usage {
     /// not count if a private VMA has a private copy of it or a marker in its place. The sum of
     /// this and [`Usage::swap`] is `Swap`.
     pub swap_shmem: u64,
+    /// Huge pages of the pool that no other PTE maps (`Private_Hugetlb`). They count in no other
+    /// field.
+    pub hugetlb_private: u64,
+    /// Huge pages of the pool that several PTEs map (`Shared_Hugetlb`). They count in no other
+    /// field.
+    pub hugetlb_shared: u64,
     /// The number of runs of leaf PTEs ([`Run`](crate::table::Run)).
     pub runs: u64,
 }
@@ -121,6 +127,12 @@ impl<P: Platform> Observe<'_, '_, P> {
             let size = 1u64 << state.order();
             let next = head.add(size as u32).min(end);
             let bytes = u64::from(next.0 - at.0) << FRAME_SHIFT;
+            at = next;
+            if state.has(flag::HUGETLB) {
+                // No part of the resident set (Linux: `smaps_hugetlb_range`).
+                *if maps > size { &mut usage.hugetlb_shared } else { &mut usage.hugetlb_private } += bytes;
+                continue;
+            }
             let anonymous = !state.has(flag::OBJECT);
             let dirty = anonymous || attrs.contains(Attrs::DIRTY);
             usage.resident += bytes;
@@ -134,7 +146,6 @@ impl<P: Platform> Observe<'_, '_, P> {
             if maps > size {
                 usage.shared.add(bytes, anonymous, dirty);
             }
-            at = next;
         }
     }
 

@@ -38,7 +38,7 @@ impl<'s, 'm, P: Platform> Rmap<'s, 'm, P> {
     /// Returns the addresses of a VMA that map `pages` of an object. `None`: the VMA maps none of
     /// them.
     pub(crate) fn mapped_part(self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
-        crate::space::ground::mapped_part(vma, object, pages, self.page_shift())
+        crate::space::ground::mapped_part(vma, object, pages, object.page_shift())
     }
 
     /// Clears the PTEs in `ranges` (ascending) that map object folios of the batch `isolated`,

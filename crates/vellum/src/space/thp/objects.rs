@@ -53,7 +53,7 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
         drop(vmas);
         let part = vma.range.intersect(&range);
         rest.start = part.end;
-        if !self.may_be_huge(&vma) || next_block(&vma, vma.range.start, vma.range.end).is_none() {
+        if vma.is_hugetlb() || !self.may_be_huge(&vma) || next_block(&vma, vma.range.start, vma.range.end).is_none() {
             return Err(CollapseError::NotAllowed(*vma.range));
         }
         let Some(block) = next_block(&vma, part.start, part.end) else { return Ok(()) };
@@ -95,7 +95,7 @@ impl<'m, P: Platform> Thp<'_, 'm, P> {
         let is_wanted = || {
             Collapses(&self.object_of(vma)).orders(Anon::of(self.space).advice(vma), vma.prot) & 1 << HUGE_ORDER != 0
         };
-        !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED) && is_wanted()
+        !vma.flags.intersects(VmaFlags::UFFD_FLAGS | VmaFlags::SOFT_DIRTY_CLEARED | VmaFlags::HUGETLB) && is_wanted()
     }
 
     /// Collapses the first block of the VMA's object from [`Collapsed::next`] on, if it is within

@@ -113,7 +113,7 @@ impl From<FaultError> for UffdFillError {
             FaultError::Unmapped(addr) => UffdFillError::NotRegistered(addr),
             FaultError::Denied(addr) => UffdFillError::Unsuitable(addr),
             FaultError::BeyondEnd(addr) => UffdFillError::NoPage(addr),
-            FaultError::Poisoned(addr) => UffdFillError::NoContents(addr),
+            FaultError::NoHugePage(addr) | FaultError::Poisoned(addr) => UffdFillError::NoContents(addr),
             FaultError::TooManyReferences(addr) => UffdFillError::Busy(addr),
             FaultError::Uffd(event) => UffdFillError::Busy(event.page),
         }

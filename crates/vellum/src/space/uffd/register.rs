@@ -161,6 +161,9 @@ impl<P: Platform> Uffd<'_, '_, P> {
 
     /// Returns whether a VMA supports the modes. The caller holds the VMA lock.
     fn supports(self, vma: &Vma, modes: VmaFlags) -> bool {
+        if vma.is_hugetlb() {
+            return false;
+        }
         if vma.backing.is_anonymous() {
             return !modes.contains(VmaFlags::UFFD_MINOR);
         }

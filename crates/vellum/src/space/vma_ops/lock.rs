@@ -103,10 +103,14 @@ impl From<ProtectError> for LockError {
     }
 }
 
-/// Returns the flags of a VMA with its `mlock` flags replaced by `lock`. Droppable memory is never
-/// locked: its flags stay as they are.
+/// Returns the flags of a VMA with its `mlock` flags replaced by `lock`. Droppable memory and
+/// huge pages of the pool are never locked: their flags stay as they are.
 fn with_lock_flags(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
-    if flags.contains(VmaFlags::DROPPABLE) { flags } else { (flags - VmaFlags::LOCKED_MASK) | lock }
+    if flags.intersects(VmaFlags::DROPPABLE | VmaFlags::HUGETLB) {
+        flags
+    } else {
+        (flags - VmaFlags::LOCKED_MASK) | lock
+    }
 }
 
 impl<P: Platform> VmaOps<'_, '_, P> {

@@ -12,12 +12,13 @@
 //! the cause (reclaim memory, or let a userfaultfd supply the page) and pass the same [`Advising`]
 //! again.
 
+use crate::addr::align_down;
 use crate::arch::{BadRange, Marker, UserRange};
 use crate::frame::policy::Advice;
 use crate::memcg::Refused;
-use crate::page_cache::{Object, Readahead};
+use crate::page_cache::{Hugetlb, Object, Readahead};
 use crate::platform::Platform;
-use crate::vma::{Expected, Prot, State, Vma, VmaFlags};
+use crate::vma::{Expected, HUGETLB_SHIFT, Prot, State, Vma, VmaFlags};
 
 use super::protect::Holes;
 use super::{Advise, AdviseError, Madvise, VmaOps};
@@ -67,6 +68,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             // The part beyond the user half counts as a hole; the advice applies to the part below.
             Err(BadRange::Beyond(part)) => (part, true),
         };
+        let range = self.in_huge_pages(range, advice)?;
         let mut begun = Advising { rest: Rest::all(range), advice, beyond_user_half, collapse_error: None };
         if range.is_empty() {
             return Ok(begun);
@@ -89,6 +91,53 @@ impl<P: Platform> Madvise<'_, '_, P> {
         };
         begun.rest.holes = !fully_mapped;
         Ok(begun)
+    }
+
+    /// Checks the VMAs of huge pages of the pool in a range. Returns the range, for advice that
+    /// drops contents without the part of a huge page at its end (Linux:
+    /// `madvise_dontneed_free_valid_vma`).
+    ///
+    /// # Errors
+    /// [`AdviseError::NotPrivate`]: the advice is for other memory. [`AdviseError::Unaligned`]: the
+    /// range begins in the middle of a huge page.
+    fn in_huge_pages(self, range: UserRange, advice: Advise) -> Result<UserRange, AdviseError> {
+        let vmas = self.space.read();
+        let mut whole = range;
+        for vma in vmas.overlapping(self.platform(), range).filter(|vma| vma.is_hugetlb()) {
+            match advice {
+                Advise::Free
+                | Advise::Huge
+                | Advise::WipeOnFork
+                | Advise::Cold
+                | Advise::PageOut
+                | Advise::Collapse
+                | Advise::Poison
+                | Advise::GuardInstall => return Err(AdviseError::NotPrivate(*vma.range)),
+                Advise::DontNeed | Advise::DontNeedLocked if vma.splits_huge_at(range.start) => {
+                    return Err(AdviseError::Unaligned(range.start));
+                }
+                Advise::DontNeed | Advise::DontNeedLocked if vma.splits_huge_at(range.end) => {
+                    whole = range.head(align_down(range.end, HUGETLB_SHIFT));
+                }
+                _ => {}
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Reserves the pages again that the owner of a reservation has dropped from `range`, as far as
+    /// the pool has pages.
+    fn reserve_dropped(self, range: UserRange) {
+        let vmas = self.space.read();
+        for vma in vmas.overlapping(self.platform(), range).filter(|vma| vma.is_hugetlb()) {
+            let part = vma.range.intersect(&range);
+            let page = |addr: u64| vma.backing.offset(addr) >> HUGETLB_SHIFT;
+            // SAFETY: the VMAs are locked, so that this one keeps its reference to the object.
+            let object = unsafe { Object::of_backing(self.machine(), &vma.backing) };
+            if !vma.backing.is_shared() {
+                Hugetlb(&object).reserve_again(page(part.start)..page(part.end), self.space.id());
+            }
+        }
     }
 
     /// Implements [`AddressSpace::advise_some`](crate::space::AddressSpace::advise_some).
@@ -138,7 +187,7 @@ impl<P: Platform> Madvise<'_, '_, P> {
             Advise::DontDump => |v| v.flags |= VmaFlags::DONTDUMP,
             Advise::DoDump => |v| v.flags -= VmaFlags::DONTDUMP,
             Advise::Mergeable => |v| {
-                let can_merge = !v.backing.is_shared() && !v.flags.contains(VmaFlags::DROPPABLE);
+                let can_merge = !v.backing.is_shared() && !v.flags.intersects(VmaFlags::DROPPABLE | VmaFlags::HUGETLB);
                 v.flags.set(VmaFlags::MERGEABLE, can_merge);
             },
             Advise::Unmergeable => |v| v.flags -= VmaFlags::MERGEABLE,
@@ -210,12 +259,21 @@ impl<P: Platform> Madvise<'_, '_, P> {
     fn dont_need(self, rest: &mut Rest, locked_too: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.space.peak.note(&self.tables().slots);
         let mut gather = self.space.gather(rest.left);
+        let mut huge = UserRange::default();
         Pieces::of(self.space).each_vma(rest, more, |vma, part| {
+            if vma.is_hugetlb() {
+                huge = if huge.is_empty() { part } else { vma.range.tail(huge.start).head(part.end) };
+            }
             if vma.flags.contains(VmaFlags::LOCKED) && !locked_too {
                 return Err(AdviseError::Locked(*vma.range));
             }
             Ok(Zap::of(self.space).piece(part, Keep::contents_of(vma), &mut gather)?)
-        })
+        })?;
+        drop(gather);
+        if !huge.is_empty() {
+            self.reserve_dropped(huge);
+        }
+        Ok(())
     }
 
     /// Splits the huge PTEs that cross an end of `range`, which is not empty. Takes the VMA lock

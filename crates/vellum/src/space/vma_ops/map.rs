@@ -8,7 +8,7 @@ use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{Direction, Prot, State, Vma, VmaFlags};
+use crate::vma::{Direction, HUGETLB_SHIFT, Prot, State, Vma, VmaFlags};
 
 use super::map_object::Source;
 use super::{Populating, UnmapError, VmaOps};
@@ -48,6 +48,10 @@ bitflags! {
         /// ([`VmaFlags::DROPPABLE`], `MAP_DROPPABLE`). Excludes [`MapFlags::SHARED`],
         /// [`MapFlags::LOCKED`] and [`MapFlags::GROWSDOWN`].
         const DROPPABLE = 1024;
+        /// Maps huge pages of the machine's pool (`MAP_HUGETLB`; [`HugePool`](crate::HugePool)).
+        /// For [`AddressSpace::map`](crate::space::AddressSpace::map): an object of huge pages is
+        /// mapped so in any case.
+        const HUGETLB = 2048;
     }
 }
 
@@ -99,6 +103,9 @@ pub enum MapError {
     LockLimit,
     /// The request exceeds memory and swap together, and has no [`MapFlags::NORESERVE`].
     Overcommit,
+    /// The pool of huge pages can't have as many pages as the request reserves, and the request has
+    /// no [`MapFlags::NORESERVE`].
+    NoHugePages,
     /// The offset in the object is not a multiple of the page size.
     UnalignedOffset(u64),
     /// The mapping would end beyond the largest size that a page-cache object can have.
@@ -162,6 +169,7 @@ impl core::fmt::Display for MapError {
             MapError::SealedVma(range) => write!(f, "the VMA {range:?} is sealed: it can't be replaced"),
             MapError::LockLimit => f.write_str("the request exceeds the limit on locked memory: raise it"),
             MapError::Overcommit => f.write_str("the request exceeds memory and swap together: pass NORESERVE"),
+            MapError::NoHugePages => f.write_str("the pool of huge pages is too small: raise vm.nr_hugepages"),
             MapError::UnalignedOffset(offset) => {
                 write!(f, "offset {offset:#x} is not a multiple of the page size: align it")
             }
@@ -214,21 +222,21 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         if request.flags.contains(MapFlags::DROPPABLE) && request.flags.intersects(excluded) {
             return Err(MapError::NotDroppable);
         }
-        if request.flags.contains(MapFlags::SHARED) {
+        if request.flags.intersects(MapFlags::SHARED | MapFlags::HUGETLB) {
             return self.map_shared(request);
         }
         self.map_with_source(request, Source::ANONYMOUS)
     }
 
-    /// Returns the length of a request, rounded up to whole pages.
+    /// Returns the length of a request, rounded up to whole pages of `1 << shift` bytes.
     ///
     /// # Errors
     /// [`MapError::ZeroLength`], [`MapError::OutOfRange`].
-    pub(super) fn checked_len(self, request: &MapRequest) -> Result<u64, MapError> {
+    pub(super) fn checked_len(self, request: &MapRequest, shift: u32) -> Result<u64, MapError> {
         if request.len == 0 {
             return Err(MapError::ZeroLength);
         }
-        let len = align_up(request.len, self.page_shift()).ok_or(MapError::OutOfRange)?;
+        let len = align_up(request.len, shift).ok_or(MapError::OutOfRange)?;
         if len > self.arch().user_end() {
             return Err(MapError::OutOfRange);
         }
@@ -243,10 +251,14 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// # Errors
     /// See [`MapError`]; the caller still has its reference to the object.
     pub(super) fn map_with_source(self, request: MapRequest, source: Source) -> Result<u64, MapError> {
-        let len = self.checked_len(&request)?;
+        let shift = if source.is_huge { HUGETLB_SHIFT } else { self.page_shift() };
+        let len = self.checked_len(&request, shift)?;
         let request = RequestWithSource { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
             let range = self.fixed_range(request.addr, len)?;
+            if request.addr & ((1 << shift) - 1) != 0 {
+                return Err(MapError::Unaligned(request.addr));
+            }
             self.map_fixed(range, &request)?;
             range
         } else {
@@ -277,9 +289,10 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// # Errors
     /// See [`MapError`]: nothing was changed.
     fn map_anywhere(self, hint: u64, len: u64, request: &RequestWithSource) -> Result<UserRange, MapError> {
+        let window = |low: bool| UserRange::all(self.arch()).part(LOW_RANGE).filter(|_| low);
         let choose = |vmas: &Vmas| match request.flags.contains(MapFlags::LOW) {
-            true => self.find_free_range_in(vmas, hint, len, self.user_part(LOW_RANGE)),
-            false => self.find_free_range(vmas, hint, len),
+            low if request.source.is_huge => self.find_free_range_in(vmas, (hint, HUGETLB_SHIFT), len, window(low)),
+            low => self.find_free_range_in(vmas, (hint, self.page_shift()), len, window(low)),
         };
         let mut vmas = self.space.write();
         let range = choose(&vmas)?;
@@ -311,23 +324,29 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// # Errors
     /// [`MapError::NoRoom`].
     pub(super) fn find_free_range(self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
-        let all = UserRange::all(self.arch()).tail(vmas.limits.lowest);
-        self.find_free_range_in(vmas, hint, len, all)
+        self.find_free_range_in(vmas, (hint, self.page_shift()), len, None)
     }
 
-    /// Returns a free range of `len` bytes in `window`, chosen as [`VmaOps::find_free_range`] does.
+    /// Returns a free range of `len` bytes in `window`, or anywhere without one, chosen as
+    /// [`VmaOps::find_free_range`] does, and aligned to pages of `1 << shift` bytes.
     ///
     /// # Errors
     /// [`MapError::NoRoom`].
-    fn find_free_range_in(self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
-        let shift = self.page_shift();
+    fn find_free_range_in(
+        self,
+        vmas: &Vmas,
+        (hint, shift): (u64, u32),
+        len: u64,
+        window: Option<UserRange>,
+    ) -> Result<UserRange, MapError> {
+        let window = window.unwrap_or_else(|| UserRange::all(self.arch()).tail(vmas.limits.lowest));
         let find_gap = |from: u64, end: u64, align: u32| {
             let part = window.tail(from).head(end);
             vmas.tree.find_gap(len, align, *part, Direction::TopDown).map(|start| part.tail(start).head(start + len))
         };
-        let hint = align_down(hint, shift);
+        let hint = align_down(hint, self.page_shift());
         if hint != 0 {
-            let hint = hint.max(window.start);
+            let hint = align_up(hint.max(window.start), shift).unwrap_or(window.end);
             if let Some(end) = hint.checked_add(len).filter(|end| *end <= window.end)
                 && let Some(range) = find_gap(hint, end, shift)
             {
@@ -375,10 +394,12 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
         self.begin_unmap(&mut change, range, State::Locked, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedVma(range),
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
+            UnmapError::CutsHuge(at) => MapError::Unaligned(at),
             _ => MapError::NoMemory(Refused::OutOfMemory),
         })?;
         Zap::of(self.space).all(range);
         let vmas = change.vmas();
+        self.unreserve_huge(vmas, range);
         let first = vmas.first(range).map_or(range, |v| v.range);
         vmas.remove(self.machine(), range.tail(first.end));
         vmas.replace(self.machine(), first.start, new);
@@ -424,8 +445,10 @@ impl<'s, P: Platform> VmaOps<'s, '_, P> {
     /// overcommit: private writable memory without [`VmaFlags::NORESERVE`] that exceeds memory and
     /// swap together.
     pub(super) fn overcommits(self, kind: &Vma, len: u64) -> bool {
-        let is_accountable =
-            kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
+        let is_accountable = !kind.is_hugetlb()
+            && kind.prot.contains(Prot::WRITE)
+            && !kind.flags.contains(VmaFlags::NORESERVE)
+            && !kind.backing.is_shared();
         is_accountable && self.exceeds_memory_and_swap(len)
     }
 
@@ -447,6 +470,10 @@ fn new_vma(range: UserRange, request: &RequestWithSource, def_flags: VmaFlags) -
     flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     if request.flags.contains(MapFlags::DROPPABLE) {
         flags |= VmaFlags::DROPPABLE | VmaFlags::DROPPED;
+        flags -= VmaFlags::LOCKED_MASK;
+    }
+    if request.source.is_huge {
+        flags |= VmaFlags::HUGETLB;
         flags -= VmaFlags::LOCKED_MASK;
     }
     let backing = request.source.at(range.start);

@@ -7,10 +7,11 @@
 //! VMA lock for reading. Truncation takes that lock for writing, and so finds all PTEs that such
 //! faults have written ([`crate::page_cache`]).
 
+use crate::arch::Arch;
 use crate::memcg::Refused;
-use crate::page_cache::{MAX_SIZE, Object, ObjectError};
+use crate::page_cache::{Hugetlb, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
-use crate::vma::{Backing, Prot, Sharing};
+use crate::vma::{Backing, HUGETLB_SHIFT, Prot, Sharing};
 
 use super::{MapError, MapFlags, MapRequest, VmaOps};
 
@@ -21,11 +22,13 @@ pub(super) struct Source {
     backing: Backing,
     /// The byte offset in the object at which the VMA begins.
     offset: u64,
+    /// True if the object's pages are huge pages of the machine's pool.
+    pub(super) is_huge: bool,
 }
 
 impl Source {
     /// The backing of private anonymous memory.
-    pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
+    pub(in crate::space) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0, is_huge: false };
 
     /// Returns the backing of a VMA that begins at `start`.
     pub(super) fn at(&self, start: u64) -> Backing {
@@ -49,11 +52,12 @@ pub struct SharedKey {
 impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
     /// Implements [`AddressSpace::map_object`](crate::space::AddressSpace::map_object).
     pub(super) fn map_object(self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
-        let len = self.checked_len(&request)?;
-        if object.page_shift() != self.page_shift() {
+        let (shift, is_huge) = (object.page_shift(), Hugetlb(object).has_pages());
+        let len = self.checked_len(&request, shift)?;
+        if shift != if is_huge { self.arch().level_shift(2) } else { self.page_shift() } {
             return Err(MapError::PageSizeMismatch);
         }
-        if offset & ((1 << self.page_shift()) - 1) != 0 {
+        if offset & ((1 << shift) - 1) != 0 {
             return Err(MapError::UnalignedOffset(offset));
         }
         if offset.checked_add(len).is_none_or(|end| end > MAX_SIZE) {
@@ -75,18 +79,42 @@ impl<'s, 'm, P: Platform> VmaOps<'s, 'm, P> {
             _ => Sharing::ReadOnly,
         };
         let backing = object.new_backing(sharing, self.space.id(), self.space.memcg())?;
-        let mapped = self.map_with_source(request, Source { backing, offset });
+        let reserves = match sharing {
+            _ if !is_huge || request.flags.contains(MapFlags::NORESERVE) => Ok(0),
+            Sharing::Private if !request.flags.contains(MapFlags::HUGETLB) => Ok(0),
+            _ => {
+                let owner = (sharing == Sharing::Private).then_some(self.space.id());
+                Hugetlb(object).reserve(offset >> shift..(offset + len) >> shift, owner)
+            }
+        };
+        let reserved = match reserves {
+            Ok(reserved) => reserved,
+            Err(error) => {
+                object.cancel_backing(&backing, self.space.id());
+                return Err(error.into());
+            }
+        };
+        let mapped = self.map_with_source(request, Source { backing, offset, is_huge });
         if mapped.is_err() {
+            if reserved != 0 {
+                Hugetlb(object).unreserve(offset >> shift..(offset + len) >> shift, None);
+            }
             object.cancel_backing(&backing, self.space.id());
         }
         mapped
     }
 
-    /// Maps shared anonymous memory: makes a page-cache object of the request's length and maps it.
-    /// When this returns, only the new VMA has a reference to the object.
+    /// Maps shared anonymous memory, or huge pages of the pool: makes a page-cache object of the
+    /// request's length and maps it. When this returns, only the new VMA has a reference to the
+    /// object.
     pub(super) fn map_shared(self, request: MapRequest) -> Result<u64, MapError> {
-        let len = self.checked_len(&request)?;
         let machine = self.machine();
+        if request.flags.contains(MapFlags::HUGETLB) {
+            let len = self.checked_len(&request, HUGETLB_SHIFT)?;
+            let object = Hugetlb::new_object(machine, self.tables().memcg(), 0, len)?;
+            return self.map_object(request, &object, 0);
+        }
+        let len = self.checked_len(&request, self.page_shift())?;
         if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_memory_and_swap(len) {
             return Err(MapError::Overcommit);
         }
@@ -120,6 +148,7 @@ impl From<ObjectError> for MapError {
         match error {
             ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
+            ObjectError::NoHugePage => MapError::NoHugePages,
             ObjectError::Busy
             | ObjectError::InUse
             | ObjectError::Lost

@@ -208,6 +208,11 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
             check(vma)?;
             let mut new = *vma;
             set(&mut new);
+            if new != *vma
+                && let Some(at) = vma.cut_huge(range)
+            {
+                return Err(ProtectError::Unaligned(at));
+            }
             unchanged &= new == *vma;
             new_amounts.add(&new, range);
             Ok(())

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
 use crate::page_cache::{self, MAX_SIZE};
 use crate::platform::Platform;
-use crate::vma::{State, Vma, VmaFlags};
+use crate::vma::{HUGETLB_SHIFT, State, Vma, VmaFlags};
 
 use super::{Populating, UnmapError, VmaOps};
 use crate::space::ground::{Change, Excess, Vmas};
@@ -162,6 +162,7 @@ impl From<UnmapError> for RemapError {
             UnmapError::ZeroLength => RemapError::ZeroLength,
             UnmapError::OutOfRange => RemapError::OutOfRange,
             UnmapError::Sealed(range) => RemapError::Sealed(range),
+            UnmapError::CutsHuge(at) => RemapError::Unaligned(at),
             UnmapError::TooManyVmas => RemapError::TooManyVmas,
             UnmapError::NoMemory(why) => RemapError::NoMemory(why),
         }
@@ -215,7 +216,7 @@ enum Plan {
 impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     /// Implements [`AddressSpace::remap`](crate::space::AddressSpace::remap).
     pub(super) fn remap(self, request: RemapRequest) -> Result<u64, RemapError> {
-        let request = self.check_request(&request)?;
+        let request = self.check_request(&self.in_huge_pages(request)?)?;
         // The page at the old address: what the remap claims if the old range is empty.
         let page = UserRange::all(self.arch()).around(request.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
@@ -254,6 +255,23 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         };
         self.populate_all(Populating::all(grown, false));
         Ok(start)
+    }
+
+    /// Rounds the lengths of a request up to huge pages of the pool, if it is for a VMA of them.
+    ///
+    /// # Errors
+    /// [`RemapError::Unaligned`].
+    fn in_huge_pages(self, mut request: RemapRequest) -> Result<RemapRequest, RemapError> {
+        if self.space.read().find(request.addr).is_none_or(|vma| !vma.is_hugetlb()) {
+            return Ok(request);
+        }
+        let round = |len: u64| align_up(len, HUGETLB_SHIFT).ok_or(RemapError::OutOfRange);
+        (request.old_len, request.new_len) = (round(request.old_len)?, round(request.new_len)?);
+        let addrs = [request.addr, if request.flags.contains(RemapFlags::FIXED) { request.new_addr } else { 0 }];
+        match addrs.into_iter().find(|addr| addr & ((1 << HUGETLB_SHIFT) - 1) != 0) {
+            Some(addr) => Err(RemapError::Unaligned(addr)),
+            None => Ok(request),
+        }
     }
 
     /// Checks the parts of a request that don't depend on the VMAs, and rounds its lengths.
@@ -328,6 +346,13 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         if let Some(error) = request.beyond_error {
             return Err(error);
         }
+        if vma.is_hugetlb() && request.flags.contains(RemapFlags::DONTUNMAP) {
+            return Err(RemapError::Flags(request.flags));
+        }
+        if vma.is_hugetlb() && request.grows() {
+            // Linux: `VM_DONTEXPAND`.
+            return Err(RemapError::Flags(request.flags));
+        }
         if !request.must_move() && !request.grows() {
             return Ok(Plan::Shrink);
         }
@@ -365,6 +390,14 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         }
         let to = self.new_range(vmas, request)?;
         let platform = self.platform();
+        let cut = |vma: &Vma| {
+            let moves_by = to.start.wrapping_sub(old.start) & ((1 << HUGETLB_SHIFT) - 1);
+            vma.cut_huge(old).or((vma.is_hugetlb() && moves_by != 0).then_some(to.start))
+        };
+        let cut = vmas.overlapping(platform, old).find_map(cut);
+        if let Some(at) = cut.or_else(|| vmas.overlapping(platform, to).find_map(|vma| vma.cut_huge(to))) {
+            return Err(RemapError::Unaligned(at));
+        }
         if let Some(sealed) = vmas.sealed(platform, old).or_else(|| vmas.sealed(platform, to)) {
             return Err(RemapError::Sealed(sealed));
         }

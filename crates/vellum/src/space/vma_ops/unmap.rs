@@ -4,11 +4,12 @@ use crate::addr::VirtRange;
 use crate::arch::{BadRange, UserRange};
 use crate::errno::Errno;
 use crate::memcg::{Refused, may_be_refused};
+use crate::page_cache;
 use crate::platform::Platform;
 use crate::vma::{State, Vma, VmaFlags};
 
 use super::VmaOps;
-use crate::space::ground::{Change, Zap};
+use crate::space::ground::{Change, Vmas, Zap};
 
 /// The reason why an unmap failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum UnmapError {
     ZeroLength,
     /// The range reaches beyond the user half.
     OutOfRange,
+    /// This end of the range is in the middle of a huge page of the pool.
+    CutsHuge(u64),
     /// This VMA is sealed.
     Sealed(VirtRange),
     /// The change splits VMAs, and the limit on their number would be exceeded.
@@ -44,6 +47,7 @@ impl core::fmt::Display for UnmapError {
             UnmapError::Unaligned(addr) => write!(f, "address {addr:#x} is not a multiple of the page size: align it"),
             UnmapError::ZeroLength => f.write_str("the length is zero: pass at least one byte"),
             UnmapError::OutOfRange => f.write_str("the range reaches beyond the user half: shorten it"),
+            UnmapError::CutsHuge(at) => write!(f, "{at:#x} is in the middle of a huge page: unmap whole ones"),
             UnmapError::Sealed(range) => write!(f, "the VMA {range:?} is sealed: it can't be unmapped"),
             UnmapError::TooManyVmas => f.write_str("too many VMAs: raise the limit, or unmap some"),
             UnmapError::NoMemory(why) => why.fmt(f),
@@ -68,9 +72,19 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
         let mut change = Change::begin(self.space, range);
         if self.begin_unmap(&mut change, range, State::Dying, None)? {
             Zap::of(self.space).all(range);
-            change.vmas().remove(self.machine(), range);
+            let vmas = change.vmas();
+            self.unreserve_huge(vmas, range);
+            vmas.remove(self.machine(), range);
         }
         Ok(())
+    }
+
+    /// Gives up what the VMAs of `range`, which are about to be removed, have reserved of the pool
+    /// of huge pages.
+    pub(super) fn unreserve_huge(self, vmas: &Vmas, range: UserRange) {
+        for vma in vmas.overlapping(self.platform(), range) {
+            page_cache::unreserve_huge(self.machine(), vma, range, self.space.id());
+        }
     }
 
     /// Implements [`AddressSpace::unmap_all`](crate::space::AddressSpace::unmap_all).
@@ -107,9 +121,10 @@ impl<'m, P: Platform> VmaOps<'_, 'm, P> {
     ) -> Result<bool, UnmapError> {
         let machine = self.machine();
         let vmas = change.vmas();
-        let found = vmas.survey(machine.platform(), range, |vma, _| match vma.flags.contains(VmaFlags::SEALED) {
-            true => Err(UnmapError::Sealed(*vma.range)),
-            false => Ok(()),
+        let found = vmas.survey(machine.platform(), range, |vma, _| match vma.cut_huge(range) {
+            _ if vma.flags.contains(VmaFlags::SEALED) => Err(UnmapError::Sealed(*vma.range)),
+            Some(at) => Err(UnmapError::CutsHuge(at)),
+            None => Ok(()),
         })?;
         if found.amounts.mapped == 0 {
             return Ok(false);

@@ -7,6 +7,7 @@
 //! | `write` | writes to pages in memory |
 //! | `direct` | reads and writes past the page cache |
 //! | `filling` | pages that the kernel fills itself |
+//! | `huge` | contents in huge pages of the pool |
 //! | `hold` | pages on hold while their bytes move |
 //! | `cut` | truncation, in the order in which the storage learns of it |
 //! | `sync` | writes of dirty pages to the store |
@@ -15,6 +16,7 @@ mod cut;
 mod direct;
 mod filling;
 mod hold;
+mod huge;
 mod opened;
 mod sync;
 mod write;
@@ -44,6 +46,7 @@ use vellum_kernel::fs::pages::Shift;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
 pub use hold::Held;
+pub use huge::{HUGE_PAGE, HugeContents};
 pub use opened::{OpenedContents, Opener};
 
 use direct::Direct;
@@ -101,6 +104,7 @@ fn errno(error: ObjectError) -> Errno {
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost | ObjectError::NotWritten => return Errno::EIO,
         ObjectError::TooManyReferences => return Errno::ENOMEM,
+        ObjectError::NoHugePage => return Errno::ENOSPC,
         ObjectError::InUse => return Errno::EAGAIN,
         ObjectError::Pending(page) => {
             thread::current(|thread| thread.block(BlockedOn::Pending(page)));
@@ -392,6 +396,9 @@ impl Pages for ObjectContents {
 
 /// Returns the page-cache object behind a file's contents.
 pub fn object_of(pages: &Arc<dyn Pages>) -> Option<&Object> {
+    if let Some(huge) = pages.as_any().downcast_ref::<HugeContents>() {
+        return Some(&huge.object);
+    }
     let own = pages.as_any().downcast_ref::<ObjectContents>();
     own.or_else(|| stored(&**pages).map(|(contents, _)| &**contents)).map(|contents| &contents.object)
 }

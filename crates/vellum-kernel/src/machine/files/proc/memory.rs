@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind, Marker};
-use vellum::frame::flag;
 use vellum::frame::policy::{Advice, LargeFolios};
+use vellum::frame::{HUGE_ORDER, flag};
 use vellum::vma::{Prot, Vma, VmaFlags};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
@@ -114,6 +114,8 @@ fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
         anon_huge: found.huge - found.huge_shmem - found.huge_file,
         shmem_huge: found.huge_shmem,
         file_huge: found.huge_file,
+        hugetlb_shared: found.hugetlb_shared,
+        hugetlb_private: found.hugetlb_private,
         swap: found.swap + found.swap_shmem,
         swap_pss: found.swap,
         locked: if vma.flags.contains(VmaFlags::LOCKED) { found.pss.all } else { 0 },
@@ -142,6 +144,7 @@ fn flags(vma: &Vma, soft_dirty: bool) -> Vec<&'static str> {
         (has(VmaFlags::DONTFORK), "dc"),
         (vma.prot.contains(Prot::WRITE) && !shared && !has(VmaFlags::NORESERVE), "ac"),
         (has(VmaFlags::NORESERVE), "nr"),
+        (has(VmaFlags::HUGETLB), "ht"),
         (has(VmaFlags::WIPEONFORK), "wf"),
         (has(VmaFlags::DONTDUMP), "dd"),
         (soft_dirty && !has(VmaFlags::SOFT_DIRTY_CLEARED), "sd"),
@@ -175,7 +178,12 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
         vmas.iter().try_for_each(|vma| {
             let usage = usage(&memory, vma);
             let key = (keys::count() > 1).then_some(vma.prot.key());
-            let traits = Traits { huge: huge(vma), key, flags: &flags(vma, soft_dirty) };
+            let traits = Traits {
+                page: if vma.is_hugetlb() { FRAME_SIZE << HUGE_ORDER } else { FRAME_SIZE },
+                huge: huge(vma),
+                key,
+                flags: &flags(vma, soft_dirty),
+            };
             describe(&memory, vma, |shown| words::smaps_entry(text, shown, &usage, &traits))
         })
     })
@@ -224,6 +232,7 @@ pub fn figures(memory: &UserSpace) -> Memory {
         libraries: u64::saturating_sub(executable, code),
         page_tables: stats.tables,
         swap: stats.swap,
+        hugetlb: stats.hugetlb,
         code_range: image.code,
         data_range: image.data,
         heap_start: memory.heap.lock().start,

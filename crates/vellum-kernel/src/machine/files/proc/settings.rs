@@ -39,7 +39,7 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
 pub const LOWEST: u64 = 65536;
 
 /// The numbers of `vm`.
-static MEMORY: [Setting; 22] = [
+static MEMORY: [Setting; 21] = [
     setting("compaction_proactiveness", 20, 0, 100),
     setting("dirty_background_bytes", 0, 1, u64::MAX),
     setting("dirty_background_ratio", writeback::Settings::USUAL.ratios[0], 0, 100),
@@ -49,9 +49,8 @@ static MEMORY: [Setting; 22] = [
     setting("drop_caches", 0, 1, 4),
     setting("max_map_count", 65530, 0, i32::MAX as u64),
     setting("min_free_kbytes", 0, 0, u64::MAX),
+    setting("hugetlb_shm_group", 0, 0, i32::MAX as u64),
     setting("mmap_min_addr", LOWEST, LOWEST, LOWEST),
-    setting("nr_hugepages", 0, 0, u64::MAX),
-    setting("nr_overcommit_hugepages", 0, 0, u64::MAX),
     setting("oom_kill_allocating_task", 0, 0, 0),
     setting("overcommit_kbytes", 0, 0, 0),
     // The kernel always overcommits.
@@ -65,9 +64,8 @@ static MEMORY: [Setting; 22] = [
     setting("watermark_scale_factor", 10, 1, 3000),
 ];
 
-/// Files of `vm` whose value stays when they are written: one is an order, the others have no huge
-/// page pool.
-const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
+/// Files of `vm` whose value stays when they are written: orders.
+const STAYS: [&str; 1] = ["drop_caches"];
 
 static KERNEL: [Setting; 13] = [
     setting("core_uses_pid", 0, 0, 1),
@@ -141,6 +139,7 @@ pub fn shared_memory() -> [u64; 3] {
 pub fn fill(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     let (memory, kernel) = (directory.add_directory("vm")?, directory.add_directory("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
+    crate::files::huge::add_pool_settings(&memory, |pool| pool.total - pool.surplus)?;
     let compact: Store = Box::new(|value| match parse::number::<u64>(value)? {
         1 => {
             reclaim::compact(u64::MAX);
@@ -221,6 +220,11 @@ fn memory(name: &str) -> u64 {
 /// Returns the most VMAs that an address space may have (`max_map_count`).
 pub fn most_vmas() -> usize {
     memory("max_map_count") as usize
+}
+
+/// Returns the group whose processes may make shared memory of huge pages (`hugetlb_shm_group`).
+pub fn huge_group() -> u32 {
+    memory("hugetlb_shm_group") as u32
 }
 
 /// Returns whether any process may create a userfaultfd for faults that the kernel takes

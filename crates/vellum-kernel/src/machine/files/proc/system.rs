@@ -87,7 +87,7 @@ fn root_counters() -> MemcgCounters {
 /// spaces, which counts a page once per mapping, so the sum is capped at the pages in use.
 fn memory(machine: &Machine) -> words::Memory {
     let frames = machine.frames();
-    let spaces = spaces();
+    let (spaces, pool) = (spaces(), machine.huge_pool().counts());
     let groups = crate::files::cgroupfs::listed();
     let free = frames.free_frames() * FRAME_SIZE;
     let count = |counter| machine.counter(counter) * FRAME_SIZE;
@@ -120,6 +120,7 @@ fn memory(machine: &Machine) -> words::Memory {
         swap_free,
         commit_limit: frames.total() * FRAME_SIZE + swap_total,
         huge_page: FRAME_SIZE << HUGE_ORDER,
+        huge_pool: [pool.total, pool.free, pool.reserved, pool.surplus],
         ..words::Memory::default()
     }
 }

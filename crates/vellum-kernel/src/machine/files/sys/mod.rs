@@ -8,6 +8,7 @@
 mod audit;
 mod folios;
 
+use crate::files::huge::{add_pool_settings, shown};
 use crate::files::proc::meminfo_of_node;
 use crate::mem::machine;
 use crate::mem::reclaim::{Reason, reclaim};
@@ -136,18 +137,17 @@ fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     if reclaim(Reason::Requested, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
-/// Adds the files of the pool of pages for `hugetlb`, which is not implemented: no page is ever got
-/// for it, whatever number a program asks for.
+/// Adds the files of the pool of huge pages.
 fn pool(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
-    let zero = || Ok(b"0\n".to_vec());
-    let take = |wanted: &[u8]| vellum_kernel::parse::number::<u64>(wanted).map(|_| ());
-    for name in ["nr_hugepages", "nr_hugepages_mempolicy", "nr_overcommit_hugepages"] {
-        directory.add(name, Text::new(directory.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take))))?;
-    }
-    for name in ["free_hugepages", "resv_hugepages", "surplus_hugepages"] {
-        directory.add(name, Text::read_only(directory.system(), zero))?;
-    }
-    Ok(())
+    add_pool_settings(directory, |pool| pool.total)?;
+    let counts: [(&str, fn(vellum::HugePages) -> u64); 3] = [
+        ("free_hugepages", |pool| pool.free),
+        ("resv_hugepages", |pool| pool.reserved),
+        ("surplus_hugepages", |pool| pool.surplus),
+    ];
+    counts
+        .into_iter()
+        .try_for_each(|(name, count)| directory.add(name, Text::read_only(directory.system(), shown(count))))
 }
 
 /// Adds the files of KSM, which is not implemented: a write can't switch it on.

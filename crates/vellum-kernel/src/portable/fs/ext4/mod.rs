@@ -328,6 +328,7 @@ impl Disk for Ext4 {
         let stats = self.lock().mounted.statfs();
         let pages = |blocks: u64| blocks * self.block / 4096;
         Space {
+            block: 0,
             magic: EXT4_SUPER_MAGIC,
             pages: pages(stats.total_blocks),
             free_pages: pages(stats.free_blocks),

@@ -359,7 +359,7 @@ impl Disk for Folder {
                     let pages = |blocks: u64| (u128::from(blocks) * u128::from(block) / 4096) as u64;
                     let (inodes, free_inodes) = (reply.u64()?, reply.u64()?);
                     let (pages, free_pages) = (pages(blocks), pages(free));
-                    Some(Space { magic: V9FS_MAGIC, pages, free_pages, inodes, free_inodes })
+                    Some(Space { magic: V9FS_MAGIC, block: 0, pages, free_pages, inodes, free_inodes })
                 },
             )
         });

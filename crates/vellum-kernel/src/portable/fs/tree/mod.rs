@@ -43,6 +43,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use disk::Disk;
+use linux_raw_sys::general::TMPFS_MAGIC;
 pub use node::Node;
 use spin::Mutex;
 
@@ -65,11 +66,17 @@ pub trait Host: Send + Sync {
         Err(Errno::EIO)
     }
 
+    /// Returns the magic number of a tree without a disk, and the size of the blocks that its
+    /// capacity counts.
+    fn kind(&self) -> (u32, u32) {
+        (TMPFS_MAGIC, 4096)
+    }
+
     /// Returns the capacity of a tree without a disk.
     fn space(&self) -> Capacity;
 }
 
-/// A tmpfs's capacity, in pages of 4096 bytes.
+/// A tmpfs's capacity, in pages of the size that [`Host::kind`] returns.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Capacity {

@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
-use linux_raw_sys::general::{IN_DELETE_SELF, IN_ISDIR, IN_UNMOUNT, TMPFS_MAGIC};
+use linux_raw_sys::general::{IN_DELETE_SELF, IN_ISDIR, IN_UNMOUNT};
 use spin::{Mutex, MutexGuard, Once};
 
 /// The longest target of a symbolic link, without a NUL.
@@ -418,7 +418,8 @@ impl Inode for Node {
             return disk.space();
         }
         let Capacity { total, free } = self.fs.host.space();
-        Space { magic: TMPFS_MAGIC, pages: total, free_pages: free, inodes: total, free_inodes: free }
+        let (magic, block) = self.fs.host.kind();
+        Space { magic, block, pages: total, free_pages: free, inodes: total, free_inodes: free }
     }
 
     fn watches(&self, create: bool) -> Option<&Arc<Watches>> {

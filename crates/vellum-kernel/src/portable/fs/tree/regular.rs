@@ -228,7 +228,8 @@ impl File for OpenRegular {
                 if grows && *seals & F_SEAL_GROW != 0 {
                     return Err(Errno::EPERM);
                 }
-                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.node.space().pages {
+                let space = self.node.space();
+                if done == 0 && (bytes.end - bytes.start).div_ceil(space.block_size()) > space.pages {
                     return Err(Errno::ENOSPC);
                 }
                 // Behind the end are zeros. The page with the end stays in memory for the growth.
