@@ -13,6 +13,7 @@
 //! of them may find the pool empty. It tries again then, and finds the page or the bit gone.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{LockedState, Object, ObjectError};
 use crate::addr::{FRAME_SIZE, Pfn};
@@ -49,42 +50,33 @@ impl Reservations {
     }
 
     /// Returns the word with a page's bit, and the bit.
-    fn word<'f, P: Platform>(&mut self, frames: &'f Frames<'_, P>, page: u64) -> Option<(&'f mut u64, u64)> {
+    fn word<'f, P: Platform>(&self, frames: &'f Frames<'_, P>, page: u64) -> Option<(&'f AtomicU64, u64)> {
         if page >= MAX_RESERVED {
             return None;
         }
-        let words = frames.at(self.bits.some()?.addr()).cast::<u64>();
-        // SAFETY: the frame has `MAX_RESERVED` bits, belongs to the object alone, and is accessed
-        // only here, by one reference at a time: the caller holds the object's lock, which `self`
-        // stands for, and drops the reference before it releases the lock.
-        let word = unsafe { words.add((page / 64) as usize).as_mut() };
+        let words = frames.at(self.bits.some()?.addr()).cast::<AtomicU64>();
+        // SAFETY: the frame has `MAX_RESERVED` bits, belongs to the object, which keeps it longer
+        // than the caller holds the object's lock, and is accessed as such words alone.
+        let word = unsafe { words.add((page / 64) as usize).as_ref() };
         Some((word, 1 << (page % 64)))
     }
 
     /// Returns whether a page is reserved for a space.
-    pub(super) fn has<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64, space: Option<SpaceId>) -> bool {
+    pub(super) fn has<P: Platform>(&self, frames: &Frames<'_, P>, page: u64, space: Option<SpaceId>) -> bool {
         (self.owner.is_none() || self.owner == space)
-            && self.word(frames, page).is_some_and(|(word, bit)| *word & bit != 0)
+            && self.word(frames, page).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
     }
 
     /// Sets a page's bit. Returns false if it was set or the page can't have one.
     fn set<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64) -> bool {
-        let new = self.word(frames, page).is_some_and(|(word, bit)| {
-            let new = *word & bit == 0;
-            *word |= bit;
-            new
-        });
+        let new = self.word(frames, page).is_some_and(|(word, bit)| word.fetch_or(bit, Relaxed) & bit == 0);
         self.count += u64::from(new);
         new
     }
 
     /// Clears a page's bit. Returns whether it was set.
     pub(super) fn clear<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64) -> bool {
-        let old = self.word(frames, page).is_some_and(|(word, bit)| {
-            let old = *word & bit != 0;
-            *word &= !bit;
-            old
-        });
+        let old = self.word(frames, page).is_some_and(|(word, bit)| word.fetch_and(!bit, Relaxed) & bit != 0);
         self.count -= u64::from(old);
         old
     }
@@ -214,7 +206,7 @@ impl<'m, P: Platform> Hugetlb<'_, 'm, P> {
 
     /// Returns whether a page is reserved for private memory of a space.
     pub(crate) fn is_reserved(&self, page: u64, space: SpaceId) -> bool {
-        let mut state = self.0.lock();
+        let state = self.0.lock();
         state.reserved.owner.is_some() && state.reserved.has(self.0.machine.frames(), page, Some(space))
     }
 

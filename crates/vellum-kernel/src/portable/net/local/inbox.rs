@@ -187,18 +187,19 @@ impl Inbox {
         Ok((done, cargo))
     }
 
-    /// Adds a message.
+    /// Makes room for a message ([`Inbox::add_message`]).
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn add_message(&mut self, message: Message) -> Result<(), (Message, Errno)> {
-        if self.messages.try_reserve(1).is_err() {
-            return Err((message, Errno::ENOMEM));
-        }
+    pub fn make_room(&mut self) -> Result<(), Errno> {
+        Ok(self.messages.try_reserve(1)?)
+    }
+
+    /// Adds a message, for which there is room.
+    pub fn add_message(&mut self, message: Message) {
         self.message_bytes += message.bytes.len();
         self.parcels += usize::from(message.cargo.rights.is_some());
         self.messages.push_back(message);
-        Ok(())
     }
 
     /// Takes the first message, or copies it with `peeks`; `None`: there is none.

@@ -220,12 +220,10 @@ impl Endpoint {
             if !target.has_room(&mut other, self) {
                 return if self.rules.waits_for_room { Err(Errno::EAGAIN) } else { Ok(()) };
             }
+            other.inbox.make_room()?;
             let cargo = Cargo { who: with.who, rights: with.rights.take(), from: Some(from), packet };
-            let new = Message { bytes: mem::take(bytes), cargo };
-            other.inbox.add_message(new).map_err(|(message, error)| {
-                (*bytes, with.rights) = (message.bytes, message.cargo.rights);
-                error
-            })
+            other.inbox.add_message(Message { bytes: mem::take(bytes), cargo });
+            Ok(())
         })?;
         target.common.changed.wake_all();
         Ok(())

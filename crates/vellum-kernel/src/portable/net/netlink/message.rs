@@ -133,7 +133,7 @@ impl Answers {
     /// # Errors
     /// `ENOMEM`.
     pub fn outcome(&mut self, request: &Request<'_>, outcome: Result<(), Errno>) -> Result<(), Errno> {
-        let error = -outcome.err().map_or(0, |error| error.number() as i32);
+        let error = -outcome.err().map_or(0, |error| error.number());
         self.begin(ERROR, 0, &error.to_le_bytes())?;
         // The request itself comes back with an error alone; its header always does.
         self.extend(if outcome.is_err() { request.bytes } else { &request.bytes[..HEADER] })
