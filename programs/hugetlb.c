@@ -214,9 +214,20 @@ static bool file_works(int file) {
 
 static int memfd(unsigned flags) { return (int)syscall(SYS_memfd_create, "huge", MFD_HUGETLB | flags); }
 
+// A mapping that may be written makes an empty file as long as itself.
+static bool a_mapping_makes_room(int file) {
+    struct stat status;
+    char *seen = mmap(NULL, HUGE, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, file, 0);
+    bool good = seen != MAP_FAILED && !fstat(file, &status) && status.st_size == 0;
+    char *own = mmap(NULL, HUGE, RW, MAP_PRIVATE, file, HUGE);
+    good &= own != MAP_FAILED && !fstat(file, &status) && status.st_size == 2 * HUGE;
+    good = good && (own[0] = 'x') == own[0] && seen[0] == 0;
+    return good & !unmap(seen, HUGE) & !unmap(own, HUGE);
+}
+
 static bool memfds_have_huge_pages(void) {
     int file = memfd(21U << MAP_HUGE_SHIFT);
-    bool good = file >= 0 && file_works(file);
+    bool good = file >= 0 && a_mapping_makes_room(file) && !ftruncate(file, 0) && file_works(file);
     good &= !close(file) && has(POOL, 0);
     return good && memfd(20U << MAP_HUGE_SHIFT) == -1 && errno == ENODEV;
 }

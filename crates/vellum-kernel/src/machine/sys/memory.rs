@@ -124,7 +124,14 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
                 // Mapping a file counts as an access, so its access time is updated.
                 file.read(0, &mut UserBytes::one(thread, 0, 0))?;
                 memory.note_mapped_file(object.tag(), MappedFile::from_open(&open));
-                memory.engine.map_object(request, object, offset)
+                let mapped = memory.engine.map_object(request, object, offset);
+                // A mapping that may be written makes a file of huge pages as long as itself, also
+                // if it is private (Linux: `hugetlbfs_file_mmap`).
+                let end = offset.saturating_add(len);
+                if has_huge_pages && prot.contains(Prot::WRITE) && mapped.is_ok() && pages.size() < end {
+                    pages.set_size(align_up(end, FRAME_SHIFT + u32::from(HUGE_ORDER)).unwrap_or(end))?;
+                }
+                mapped
             }
         }
     };
