@@ -140,7 +140,8 @@ fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
 /// Adds the files of the pool of huge pages.
 fn pool(directory: &Arc<PseudoDirectory>) -> Result<(), Errno> {
     add_pool_settings(directory, |pool| pool.total)?;
-    let counts: [(&str, fn(vellum::HugePages) -> u64); 3] = [
+    type Count = fn(vellum::HugePages) -> u64;
+    let counts: [(&str, Count); 3] = [
         ("free_hugepages", |pool| pool.free),
         ("resv_hugepages", |pool| pool.reserved),
         ("surplus_hugepages", |pool| pool.surplus),
