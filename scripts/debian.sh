@@ -14,11 +14,14 @@ DEBIAN_SCRIPTS=(bash dash git perl python redis sqlite tar)
 # scripts of programs/debian in /programs. A system for another architecture than this machine's is a small one.
 need_debian_image() {
     local folder=target/debian/$ARCH size=${1:-full} variant=minbase when=customize included=("${DEBIAN_PROGRAMS[@]}")
-    local mirror hooks tree
+    local mirror hooks tree sudo=()
     [ "$DEBIAN" = "$(dpkg --print-architecture)" ] || size=small
     IMAGE=$folder/$size.img
     [ ! -e "$IMAGE" ] || return 0
-    [ "$(id -u)" = 0 ] || die "root alone makes a Debian system: sudo ./x debian"
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "root alone makes a Debian system: run ./x debian as root, or install sudo"
+        sudo=(sudo)
+    fi
     need mmdebstrap "to make a Debian system" mmdebstrap
     need mke2fs "to make a file system" e2fsprogs
     need_debian_mirror || die "no Debian mirror in apt's sources to make a Debian system from"
@@ -32,12 +35,13 @@ need_debian_image() {
     fi
     tree=$folder/tree.$size
     mkdir -p "$folder"
-    rm -rf "$tree" "$IMAGE.new"
+    "${sudo[@]}" rm -rf "$tree" "$IMAGE.new"
     say "making a Debian 12 ($size) for $DEBIAN in $folder: up to a minute, and 3 GB"
-    mmdebstrap --mode=root --variant="$variant" --architectures="$DEBIAN" --include="$(IFS=, && echo "${included[*]}")" \
+    "${sudo[@]}" mmdebstrap --mode=root --variant="$variant" --architectures="$DEBIAN" --include="$(IFS=, && echo "${included[*]}")" \
         "${hooks[@]}" bookworm "$tree" "$mirror" || die "the Debian system could not be made"
-    mke2fs -q -t ext4 -d "$tree" "$IMAGE.new" 3G || die "the file system could not be made"
-    rm -rf "$tree"
+    "${sudo[@]}" mke2fs -q -t ext4 -d "$tree" "$IMAGE.new" 3G || die "the file system could not be made"
+    "${sudo[@]}" chown "$(id -u):$(id -g)" "$IMAGE.new"
+    "${sudo[@]}" rm -rf "$tree"
     mv "$IMAGE.new" "$IMAGE"
 }
 
