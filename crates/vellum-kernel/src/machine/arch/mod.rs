@@ -28,9 +28,8 @@
 //! | `cpuinfo` | the CPU's identification, for `/proc/cpuinfo` |
 //! | `abi` | architecture names and constants of the user ABI |
 //!
-//! [`access`], [`backtrace`], [`cause`], [`hooks`], [`kernel_map`], [`lines`], [`pci`],
-//! [`percpu`], [`random`], [`serial`], [`smp`], [`stack`], [`types`] and [`vmalloc`] are common to
-//! them.
+//! [`access`], [`backtrace`], [`cause`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`],
+//! [`random`], [`serial`], [`smp`], [`stack`], [`types`] and [`vmalloc`] are common to them.
 //!
 //! This is the lowest layer. It calls the layers above through hooks ([`hooks`]), through a trait
 //! that they implement ([`types::UserMemory`]), and, for the kernel's first Rust code, through the
@@ -43,7 +42,6 @@ pub mod backtrace;
 pub mod cause;
 pub mod hooks;
 pub mod kernel_map;
-pub mod lines;
 pub mod pci;
 pub mod percpu;
 pub mod random;

@@ -33,17 +33,12 @@ pub fn halt() {
     unsafe { asm!("dsb sy", "wfi", options(nostack)) };
 }
 
-/// Returns whether interrupts are unmasked.
-pub fn are_enabled() -> bool {
-    read_register!("daif") & MASKED == 0
-}
-
 /// Runs `body` with interrupts masked.
 pub fn without<T>(body: impl FnOnce() -> T) -> T {
-    let enabled = are_enabled();
+    let masked = read_register!("daif") & MASKED != 0;
     disable();
     let result = body();
-    if enabled {
+    if !masked {
         enable();
     }
     result

@@ -3,7 +3,6 @@
 use crate::arch::clock::{rate, ticks};
 use crate::arch::hooks;
 use crate::arch::kernel_map::phys_to_virt;
-use crate::arch::lines;
 use crate::arch::percpu::{self, MAX_CPUS};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};
@@ -111,7 +110,7 @@ pub fn serve() {
         } else if interrupt == IntId::sgi(SHOOTDOWN) {
             hooks::shootdown();
         } else if interrupt.is_spi() {
-            lines::rose(|cpu| send(cpu, KICK));
+            percpu::current().tick.store(true, Relaxed);
         }
         GicCpuInterface::end_interrupt(interrupt, InterruptGroup::Group1);
     }

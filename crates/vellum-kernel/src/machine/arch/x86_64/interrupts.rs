@@ -2,5 +2,5 @@
 
 pub use x86_64::instructions::hlt as halt;
 pub use x86_64::instructions::interrupts::{
-    are_enabled, disable, enable, enable_and_hlt as enable_and_wait, without_interrupts as without,
+    disable, enable, enable_and_hlt as enable_and_wait, without_interrupts as without,
 };

@@ -14,7 +14,7 @@ use crate::arch::paging::user_end;
 use crate::arch::serial::println;
 use crate::arch::types::Raised;
 use crate::arch::{backtrace, percpu};
-use crate::arch::{cpu, irq, lines, serial, stack};
+use crate::arch::{cpu, irq, serial, stack};
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum::space::Access;
@@ -213,8 +213,7 @@ extern "C" fn handle(frame: &mut Registers) {
 /// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
 pub fn interrupt(vector: u64) {
     match vector as u8 {
-        irq::TIMER => percpu::current().tick.store(true, Ordering::Relaxed),
-        irq::LINE => lines::rose(|cpu| irq::send(cpu, irq::KICK)),
+        irq::TIMER | irq::LINE => percpu::current().tick.store(true, Ordering::Relaxed),
         irq::SHOOTDOWN => hooks::shootdown(),
         irq::SPURIOUS => return,
         _ => {}

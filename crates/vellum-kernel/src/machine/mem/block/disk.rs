@@ -89,7 +89,7 @@ impl Disk {
         Some(Disk { size, requests: Mutex::new(requests) })
     }
 
-    /// Carries out a transfer to or from contiguous memory, and waits for its end. Other CPUs may
+    /// Carries out a transfer to or from contiguous memory, and polls for its end. Other CPUs may
     /// begin some meanwhile. Returns whether it succeeded.
     ///
     /// # Safety
@@ -104,10 +104,13 @@ impl Disk {
                 None => spin_loop(),
             }
         };
-        virtio::wait(|| {
-            self.look();
-            self.ended(&ticket)
-        })
+        loop {
+            self.requests.lock().look();
+            if let Some(succeeded) = self.ended(&ticket) {
+                return succeeded;
+            }
+            spin_loop();
+        }
     }
 }
 

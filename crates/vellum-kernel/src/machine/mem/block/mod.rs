@@ -1,6 +1,6 @@
 //! Block devices: disks, and a disk in memory.
 //!
-//! A transfer is carried out at once, while the calling CPU waits, or it is begun, and the storage
+//! A transfer is carried out at once, while the calling CPU polls, or it is begun, and the storage
 //! task is told of its end by an interrupt, so that several are under way.
 //!
 //! | file | contents |

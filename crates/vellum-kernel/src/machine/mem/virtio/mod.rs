@@ -1,54 +1,17 @@
-//! Virtio devices on PCI, for the crate `virtio-drivers`: finding one, its memory, and waiting for
-//! it.
+//! Virtio devices on PCI, for the crate `virtio-drivers`: finding one, and its memory.
 
 pub mod folder;
 
 use crate::arch::kernel_map::phys_to_virt;
+use crate::arch::pci;
 use crate::arch::serial::println;
 use crate::arch::vmalloc::virt_to_phys;
-use crate::arch::{interrupts, irq, lines, pci};
 use crate::mem::machine;
-use core::hint::spin_loop;
 use core::ptr::NonNull;
 use vellum::memcg::MemcgId;
 use virtio_drivers::transport::DeviceType;
 use virtio_drivers::transport::pci::{PciTransport, virtio_device_type};
 use virtio_drivers::{BufferDirection, Hal, PAGE_SIZE, PhysAddr};
-
-/// The nanoseconds after which a CPU looks again though no line rose: another device may hold up
-/// a line that both have. The timer is armed anew for it, so a deadline is late by at most this.
-const LONGEST: u64 = 1_000_000;
-
-/// Returns what `look` finds, as soon as it finds something. Until then the CPU halts, and each
-/// interrupt makes it look again: `look` must have the device lower its line before it looks at
-/// what the device has done, so that whatever comes later raises the line.
-///
-/// The CPU polls instead if interrupts are masked.
-pub fn wait<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        if !interrupts::are_enabled() {
-            spin_loop();
-            continue;
-        }
-        interrupts::disable();
-        lines::set_waiting(true);
-        // An interrupt from here on is for this CPU too.
-        let found = look();
-        if found.is_none() {
-            irq::arm(LONGEST);
-            interrupts::enable_and_wait();
-        } else {
-            interrupts::enable();
-        }
-        lines::set_waiting(false);
-        if let Some(found) = found {
-            return found;
-        }
-    }
-}
 
 /// DMA memory for the driver. The device uses physical addresses and can reach all memory at any
 /// time, so that buffers need no mapping.
