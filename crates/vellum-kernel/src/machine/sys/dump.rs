@@ -216,7 +216,7 @@ impl Core<'_> {
     /// `EFBIG`: the limit is reached. `EINTR`: the process is killed. Those of the file.
     async fn put(&mut self, at: u64, mut bytes: &[u8]) -> Result<(), Errno> {
         let mut at = at;
-        // What does not fit whole ends the file.
+        // The first piece that does not fit whole ends the file.
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or(Errno::EFBIG)?;
         while !bytes.is_empty() {
             if self.thread.ending.load(Relaxed) {

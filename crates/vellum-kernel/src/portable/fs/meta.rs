@@ -251,7 +251,8 @@ impl FileCredentials {
     /// # Errors
     /// `EACCES`.
     pub fn may(&self, to: Rights, wanted: Access) -> Result<(), Errno> {
-        // What the owner, the group and others may, as with most directories.
+        // Most directories grant it to the owner, the group and others, so that the caller's
+        // identity does not matter.
         if wanted.0 & !(to.mode >> 6 & to.mode >> 3 & to.mode) == 0 {
             return Ok(());
         }

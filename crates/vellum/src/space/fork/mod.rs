@@ -21,11 +21,15 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `parent` | visits the parent's page tables, shares runs, copies pinned pages |
+//! | `parent` | visits the parent's page tables |
+//! | `run` | shares a run: the references and mappings of its folios |
+//! | `copies` | copies pinned pages |
 //! | `child` | copies VMAs, and maps runs, in the child |
 
 mod child;
+mod copies;
 mod parent;
+mod run;
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};

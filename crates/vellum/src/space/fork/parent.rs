@@ -4,21 +4,20 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind, Marker, SwapEntry, UserRange};
-use crate::frame::{Counts, FrameState, HUGE_ORDER, TooManyReferences, flag};
-use crate::memcg::{ListHold, Refused};
+use crate::frame::{Counts, FrameState, flag};
+use crate::memcg::ListHold;
 use crate::page_cache::Object;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{Found, LockedTable, MAX_PARTS, NotMapped, Part, Run, Scattered, ahead};
+use crate::table::{Found, LockedTable, MAX_PARTS, Part, Run, Scattered, ahead};
 use crate::tlb::Gather;
-use crate::vma::{HUGETLB_SHIFT, State, UffdId, Vma, VmaFlags};
+use crate::vma::{State, UffdId, Vma, VmaFlags};
 
+use super::run::Shared;
 use super::{Child, ForkError, Parent};
 use crate::space::AddressSpace;
-use crate::space::anon::Anon;
-use crate::space::fault::Fault;
 use crate::space::ground::{Change, Ptes, mapped_part};
 
 /// The largest number of swap slots to which a fork takes references for the child before it
@@ -34,16 +33,16 @@ const MAX_WORK_PER_HOLD: u32 = 59_000;
 
 /// The cost of sharing a PTE, in instructions. The PTE is written once, and twice more if it is in
 /// a cont block (PTEs that a TLB may hold as one translation).
-const PTE_COST: u32 = 25;
+pub(super) const PTE_COST: u32 = 25;
 
 /// The cost of sharing a PTE in which hardware may still set the accessed or the dirty bit, in
 /// instructions. The PTE is written again for each of the two bits that hardware sets meanwhile.
-const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
+pub(super) const UNSTABLE_PTE_COST: u32 = PTE_COST + 16;
 
 /// The cost of changing the counts of a folio, in instructions. The cost is 100, but [`PTE_COST`]
 /// includes 16 for cont blocks, and a folio with a single PTE is in no cont block. So these 16 are
 /// subtracted here, and [`PTE_COST`] plus this constant is right for such a folio.
-const FOLIO_COST: u32 = 84;
+pub(super) const FOLIO_COST: u32 = 84;
 
 /// The cost of changing the counts of a folio and undoing the change, in instructions, for a folio
 /// that turns out to be pinned.
@@ -172,7 +171,7 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
     /// copies of pages beyond the object's end are not shared, because a truncation may be about to
     /// unmap them, and does not visit this child
     /// ([`unmap_removed`](crate::space::unmap_removed)).
-    fn private_end(self, vma: &Vma) -> u64 {
+    pub(super) fn private_end(self, vma: &Vma) -> u64 {
         if vma.backing.is_anonymous() {
             return vma.range.end;
         }
@@ -466,211 +465,6 @@ impl<'s, 'm, P: Platform> Parent<'s, 'm, P> {
             pfn = pfn.add(pages);
         }
     }
-
-    /// Copies the pages of a VMA that stayed exclusive to the parent because they may be pinned,
-    /// and maps the copies in the child. The parent's PTEs are read-only by now, so only the host
-    /// can write to these pages while they are copied.
-    ///
-    /// # Errors
-    /// There is no memory for a copy.
-    fn copy_pinned(self, child: &AddressSpace<'m, P>, vma: &Vma) -> Result<(), ForkError> {
-        let arch = self.arch();
-        let mut at = vma.range.start;
-        let private_end = self.private_end(vma);
-        while at < private_end {
-            match self.tables().find(vma.range.tail(at)) {
-                Found::Hole(end) => at = end,
-                Found::Table(table) => {
-                    let run = table.run(at, private_end.min(table.end()));
-                    table.release();
-                    let Some(run) = run else { continue };
-                    at = run.range(arch).end;
-                    if run.kind == Kind::Leaf && run.attrs(arch).contains(Attrs::EXCLUSIVE) {
-                        self.copy_run(child, vma, &run)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies the pages of a run, and maps the copies in the child.
-    fn copy_run(self, child: &AddressSpace<'m, P>, vma: &Vma, run: &Run) -> Result<(), Refused> {
-        let arch = self.arch();
-        if vma.is_hugetlb() {
-            return self.copy_huge_run(child, vma, run);
-        }
-        let pages = run.range(arch).len() >> arch.page_shift();
-        for n in 0..pages as u32 {
-            let va = run.va + ((n as u64) << arch.page_shift());
-            let from = run.pfn(arch).add(n << arch.page_order());
-            let (pfn, order) = Anon::of(child).alloc_or_smaller(vma, va, arch.page_order(), 0, false)?;
-            // SAFETY: this fork has locked the parent's VMAs, so that the parent keeps mapping the
-            // page. Nothing else refers to the copy yet.
-            unsafe { self.machine().frames().copy(from, pfn, 1 << order) };
-            let kept =
-                if vma.flags.contains(VmaFlags::UFFD_WP) { run.attrs(arch) & Attrs::UFFD_WP } else { Attrs::empty() };
-            Anon::of(child).map_with(vma, va, (pfn, order), kept).map_err(NotMapped::shortage)?;
-            self.platform().resched();
-        }
-        Ok(())
-    }
-
-    /// Copies huge pages of the pool, and maps the copies in the child.
-    ///
-    /// # Errors
-    /// The pool has no page, or there is no memory for a page table.
-    fn copy_huge_run(self, child: &AddressSpace<'m, P>, vma: &Vma, run: &Run) -> Result<(), Refused> {
-        let arch = self.arch();
-        for n in 0..run.frames(arch) >> HUGE_ORDER {
-            let (va, from) = (run.va + (u64::from(n) << HUGETLB_SHIFT), run.pfn(arch).add(n << HUGE_ORDER));
-            let taken = Fault::of(child).take_huge(vma, va, false).map_err(|_| Refused::OutOfMemory)?;
-            let pfn = taken.ok_or(Refused::OutOfMemory)?;
-            // SAFETY: this fork has locked the parent's VMAs, so that the parent keeps mapping the
-            // page. Nothing else refers to the copy yet.
-            unsafe { self.machine().frames().copy(from, pfn, 1 << HUGE_ORDER) };
-            Fault::of(child).map_own_huge(vma, va, pfn).map_err(|_| Refused::OutOfMemory)?;
-            self.platform().resched();
-        }
-        Ok(())
-    }
-
-    /// Takes references and mappings of a run's folios for the child, and makes the run's PTEs not
-    /// exclusive and not writable. Does this for as much of the run as `work`, a number of
-    /// instructions, allows, and shortens the run to that part. PTEs get at most half of `work`, so
-    /// that the rest is left for the counts of folios. So one half of `work` must be enough for all
-    /// PTEs of a cont block (PTEs that a TLB may hold as one translation), and the other half for
-    /// the counts of one folio. Subtracts the instructions used from `work`.
-    ///
-    /// A folio that may be pinned is not shared: its PTEs stay exclusive to the parent. They become
-    /// read-only, so that no CPU writes to the folio until [`Parent::copy_pinned`] has copied it
-    /// for the child.
-    ///
-    /// # Errors
-    /// The first folio has the maximum number of references.
-    #[inline(never)]
-    fn share_run(
-        self,
-        table: &LockedTable<'_, 'm, P>,
-        run: &mut Run,
-        work: &mut u32,
-        gather: &mut Gather<'_, 'm, P>,
-    ) -> Result<Shared, TooManyReferences> {
-        let arch = self.arch();
-        let frames = self.machine().frames();
-        let pfn = run.pfn(arch);
-        if self.machine().zero_folio().contains(pfn) {
-            return Ok(Shared::Both);
-        }
-        let first = frames.head(pfn).1;
-        if first.has(flag::OBJECT) {
-            return Ok(Shared::Object);
-        }
-        let attrs = run.attrs(arch);
-        let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        let pte_cost = if run.stable { PTE_COST } else { UNSTABLE_PTE_COST };
-        self.shorten(run, *work / 2 / pte_cost);
-        // The instructions that the PTEs leave are for the counts of folios.
-        let mut folios = (*work - run.len as u32 * pte_cost) / FOLIO_COST;
-        let max_folios = folios;
-        let taken = match exclusive {
-            true => self.share_exclusive(pfn, run.frames(arch), &mut folios),
-            false => self.share_shared(pfn, run.frames(arch), &mut folios)?,
-        };
-        // A reference without a PTE may be a pin, by which the host may write without using the
-        // PTEs. So the folio stays exclusive to the parent, and the child gets a copy.
-        let pinned = taken == 0;
-        if pinned {
-            *run = Ptes::of(self.space).first_folio(table, run);
-        } else {
-            run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
-        }
-        *work = work.saturating_sub((max_folios - folios) * FOLIO_COST + run.len as u32 * pte_cost);
-        let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
-        let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
-        // If the attributes are the same, the PTEs are not rewritten, because a rewrite would
-        // unfold cont blocks into separate PTEs.
-        if exclusive && new != attrs {
-            table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
-            if attrs.contains(Attrs::WRITE) {
-                gather.note(run.range(arch), table.shift());
-            }
-        }
-        Ok(if pinned { Shared::Pinned } else { Shared::Both })
-    }
-
-    /// Shortens a run to at most `max` PTEs, so that it ends at the end of a cont block (PTEs that
-    /// a TLB may hold as one translation), but to at least one PTE.
-    fn shorten(self, run: &mut Run, max: u32) {
-        let shift = self.arch().level_shift(run.level);
-        if run.len as u64 > u64::from(max) {
-            let end = run.va + (u64::from(max) << shift);
-            let end = align_down(end, shift + self.arch().cont_bits(run.level));
-            run.len = (end.saturating_sub(run.va) >> shift).max(1) as usize;
-        }
-    }
-
-    /// Takes references and mappings of `count` frames for the child; the frames are exclusive to
-    /// the parent. Stops before the first folio that has a reference without a mapping, such as a
-    /// pin, and after `budget` folios. Returns the number of frames taken, and subtracts the folios
-    /// from `budget`. Does not check for the maximum number of references: an exclusive folio
-    /// reaches it only by references without a mapping, and then it is not shared.
-    ///
-    /// Not inlined, like [`Parent::share_shared`]: the compiler then makes a short loop.
-    #[inline(never)]
-    fn share_exclusive(self, pfn: Pfn, count: u32, budget: &mut u32) -> u32 {
-        let frames = self.machine().frames();
-        let (mut folios, mut left) = (frames.folios(pfn, count), *budget);
-        let mut hold = ListHold::new(frames, self.machine().memcgs());
-        let mut pinned = 0;
-        while left != 0 {
-            left -= folios.while_alike(left, |_, head, frame, pages| {
-                let all = hold.has_all(frame, pages);
-                if all {
-                    frames.set_counts(head, frame, Counts { refs: 2 * pages, maps: 2 * pages });
-                }
-                all
-            });
-            if left == 0 {
-                break;
-            }
-            let Some((head, frame, pages)) = folios.next() else { break };
-            left -= 1;
-            if frames.get_counts(head, frame, pages, pages).has_unmapped_refs() {
-                frames.put(head, frame, pages, pages);
-                // The counts have changed twice, which costs more than twice `FOLIO_COST`: subtract
-                // two more folios, three in all.
-                left = left.saturating_sub(2);
-                pinned = pages;
-                break;
-            }
-        }
-        *budget = left;
-        count - folios.left() - pinned
-    }
-
-    /// Takes references and mappings of `count` frames, which are shared already, for the child.
-    /// Stops before the first folio that has the maximum number of references, and after `budget`
-    /// folios. Returns the number of frames taken, and subtracts the folios from `budget`.
-    ///
-    /// # Errors
-    /// The very first folio has the maximum number of references.
-    #[inline(never)]
-    fn share_shared(self, pfn: Pfn, count: u32, budget: &mut u32) -> Result<u32, TooManyReferences> {
-        let frames = self.machine().frames();
-        let (mut taken, mut left) = (0, *budget);
-        for (head, frame, pages) in frames.folios(pfn, count) {
-            let Some(rest) = left.checked_sub(1) else { break };
-            left = rest;
-            match frames.get_counts_checked(head, frame, pages, pages) {
-                Err(error) if taken == 0 => return Err(error),
-                Err(_) => break,
-                Ok(()) => taken += pages,
-            }
-        }
-        *budget = left;
-        Ok(taken)
-    }
 }
 
 /// The references and mappings that [`Parent::take_scattered`] took for the child.
@@ -688,14 +482,3 @@ struct Taken {
 /// that part have all references. Another such folio, with the same state word, changes its counts
 /// in the same way.
 struct Alike(Option<FrameState>);
-
-/// The result of sharing a run of the parent with the child.
-enum Shared {
-    /// Both spaces map the memory.
-    Both,
-    /// The memory stays exclusive to the parent, which can't write to it until the child has a
-    /// copy.
-    Pinned,
-    /// The memory is a page-cache object's: the child faults it in.
-    Object,
-}

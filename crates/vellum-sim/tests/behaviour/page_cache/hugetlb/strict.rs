@@ -165,7 +165,7 @@ fn private<A: Silicon>(arch: A) {
         assert_eq!(map(&other, 2, MapFlags::empty()), Err(MapError::NoHugePages));
         map(&other, 2, MapFlags::NORESERVE).unwrap();
         assert_eq!(on.load(&other, BASE + 8), 0);
-        // What is left is reserved.
+        // The rest is reserved.
         assert_eq!(other.fault(BASE + HUGE, Access::Read), Err(FaultError::NoHugePage(BASE + HUGE)));
         on.store(&space, BASE + 8, 5);
         assert_eq!((on.load(&space, BASE + 8), on.load(&space, BASE + HUGE - 8)), (5, 0));
