@@ -449,19 +449,20 @@ static bool the_end_of_a_tracer_frees(void) {
     return good;
 }
 
-static void sleep_shortly(void) {
-    struct timespec time = {0, 100000000};
+// Sleeps so long that the stops of the rule come before the end on a busy machine, too.
+static void sleep_for_stops(void) {
+    struct timespec time = {2, 0};
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
     int result = nanosleep(&time, NULL);
     clock_gettime(CLOCK_MONOTONIC, &end);
     double ms = (double)(end.tv_sec - begin.tv_sec) * 1e3 + (double)(end.tv_nsec - begin.tv_nsec) / 1e6;
-    _exit(result == 0 && ms >= 99 ? 2 : 3);
+    _exit(result == 0 && ms >= 1999 ? 2 : 3);
 }
 
 // A call that a stop interrupts goes on afterwards.
 static bool interrupted_calls_go_on(void) {
-    pid_t child = start_untraced(sleep_shortly);
+    pid_t child = start_untraced(sleep_for_stops);
     bool good = !trace(PTRACE_SEIZE, child, 0, 0);
     for (int i = 0; i < 5 && good; i++) {
         usleep(5000);
