@@ -150,6 +150,25 @@ static bool writes_to_a_closed_socket_fail_later(void) {
     return good & !close(server) & !close(pair[1]);
 }
 
+// The end of the stream comes before an error: a call that receives finds the end, and leaves the error.
+static bool errors_follow_the_end(void) {
+    int server = listener(5), pair[2], error = 0;
+    socklen_t size = sizeof error;
+    char byte;
+    bool good = pair_of(server, pair) && write(pair[1], "x", 1) == 1 && !close(pair[1]);
+    struct pollfd ended = {pair[0], POLLRDHUP, 0}, failed = {pair[0], 0, 0};
+    good &= poll(&ended, 1, 2000) == 1 && send(pair[0], "y", 1, MSG_NOSIGNAL) == 1 && poll(&failed, 1, 2000) == 1;
+    good &= read(pair[0], &byte, 1) == 1 && !read(pair[0], &byte, 1) && !read(pair[0], &byte, 1);
+    good &= events(pair[0]) & POLLERR && is(send(pair[0], "z", 1, MSG_NOSIGNAL), EPIPE) && !close(pair[0]);
+    // A reset after the end is no reset for this end.
+    good &= pair_of(server, pair) && write(pair[0], "x", 1) == 1;
+    struct pollfd reader = {pair[1], POLLIN, 0}, other = {pair[0], POLLRDHUP, 0}, reset = {pair[0], 0, 0};
+    good &= poll(&reader, 1, 2000) == 1 && !shutdown(pair[1], SHUT_WR) && poll(&other, 1, 2000) == 1;
+    good &= !close(pair[1]) && poll(&reset, 1, 2000) == 1 && !read(pair[0], &byte, 1);
+    good &= !getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &error, &size) && error == EPIPE;
+    return good & !close(server) & !close(pair[0]);
+}
+
 // No socket listens at a port: a client that waits is refused, one that does not learns it later.
 static bool clients_without_a_server_are_refused(void) {
     int server = listener(1), port = port_of(server), client = make(AF_INET, SOCK_STREAM), error = 0;
@@ -431,6 +450,7 @@ int main(void) {
         {"connections carry bytes", connections_carry_bytes},
         {"directions end one by one", directions_end_one_by_one},
         {"writes to a closed socket fail later", writes_to_a_closed_socket_fail_later},
+        {"errors follow the end of the stream", errors_follow_the_end},
         {"clients without a server are refused", clients_without_a_server_are_refused},
         {"connections are made in the background", connections_are_made_in_the_background},
         {"a short backlog delays clients", a_short_backlog_delays_clients},

@@ -243,14 +243,14 @@ impl Endpoint {
         }
         let mut state = self.state.lock();
         let peer = mem::take(&mut state.peer).upgrade().filter(|_| self.common.kind.is_connected());
-        (state.phase, state.peer_name, state.shut) = Default::default();
+        (state.phase, state.peer_name, state.shut, state.finished) = Default::default();
         if let (Address::Inet(at), false) = (&state.name, self.common.kind.is_connected()) {
             ports::connect(*at, *at, None, self);
         }
         drop(state);
         if let Some(peer) = peer {
             let mut other = peer.state.lock();
-            (other.shut.read, other.shut.write, other.error) = (true, true, Some(Errno::ECONNRESET));
+            other.reset();
             drop(other);
             peer.common.changed.wake_all();
         }

@@ -72,6 +72,9 @@ struct State {
     identity: Option<Identity>,
     inbox: Inbox,
     shut: Shut,
+    /// The peer has ended its direction of a TCP connection (Linux: `SOCK_DONE`). Calls that
+    /// receive then find the end of the stream, whatever error is pending.
+    finished: bool,
     error: Option<Errno>,
     /// The next call that connects finds that the connection is made: one before it did not wait.
     says_connected: bool,
@@ -103,6 +106,18 @@ impl Phase {
 }
 
 impl State {
+    /// The peer sends nothing more.
+    fn finish(&mut self, rules: &Rules) {
+        self.shut.read = true;
+        self.finished |= !rules.has_identities;
+    }
+
+    /// The peer has reset the connection. The error says whether it had ended its direction before.
+    fn reset(&mut self) {
+        self.shut = Shut { read: true, write: true };
+        self.error = Some(if self.finished { Errno::EPIPE } else { Errno::ECONNRESET });
+    }
+
     /// Notes that `sender` waits until this socket has room. Without memory for the note, wakes it
     /// at once.
     fn note_sender(&mut self, sender: &Weak<Endpoint>) {
@@ -181,10 +196,11 @@ impl Drop for Endpoint {
                 || matches!(state.phase, Phase::Waiting)
                 || self.common.options.linger() == Some(0) && !self.rules.has_identities;
             let mut other = peer.state.lock();
-            other.shut.read = true;
-            other.shut.write |= resets || self.rules.tells_read_end;
             if resets {
-                other.error = Some(Errno::ECONNRESET);
+                other.reset();
+            } else {
+                other.finish(self.rules);
+                other.shut.write |= self.rules.tells_read_end;
             }
             drop(other);
             peer.common.changed.wake_all();
@@ -246,7 +262,9 @@ impl Transport for Endpoint {
         drop(state);
         if let Some(peer) = peer {
             let mut other = peer.state.lock();
-            other.shut.read |= how.write;
+            if how.write {
+                other.finish(self.rules);
+            }
             other.shut.write |= how.read && self.rules.tells_read_end;
             drop(other);
             peer.common.changed.wake_all();

@@ -100,6 +100,9 @@ impl Endpoint {
 
     /// Returns what a call finds where nothing has arrived: `Ok` at the end of the connection.
     fn nothing(&self, state: &mut State) -> Result<(), Errno> {
+        if state.finished {
+            return Ok(());
+        }
         match state.error.take() {
             Some(error) => Err(error),
             None if state.shut.read => Ok(()),
