@@ -4,6 +4,7 @@
 // afterwards. Needs root; creates cgroups of its own.
 #include "common.h"
 #include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/ipc.h>
@@ -222,6 +223,54 @@ static bool keeps_to_limit(creator create_one) {
     return good;
 }
 
+// Sets timers and the limit of CPU time again and again, each time to years from now, and has children that
+// do so and end.
+static void set_far_timers(void) {
+    enum { SETTINGS = 20000, CHILDREN = 2000 };
+    timer_t timer;
+    struct sigevent event = {.sigev_notify = SIGEV_NONE};
+    struct itimerspec far = {{0, 0}, {INT_MAX, 0}};
+    struct rlimit limit = {INT_MAX, INT_MAX};
+    if (!write_line(GROUP "/cgroup.procs", "0") || timer_create(CLOCK_MONOTONIC, &event, &timer))
+        _exit(2);
+    for (int i = 0; i < SETTINGS; i++) {
+        alarm(INT_MAX);
+        if (timer_settime(timer, 0, &far, NULL))
+            _exit(3);
+    }
+    for (int i = 0; i < CHILDREN; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(INT_MAX);
+            _exit(setrlimit(RLIMIT_CPU, &limit));
+        }
+        int status;
+        if (child < 0 || waitpid(child, &status, 0) != child || status)
+            _exit(4);
+    }
+    _exit(0);
+}
+
+// A timer takes memory once, however often it is set, and none after its process.
+static bool settings_of_timers_take_none(void) {
+    if (mkdir(GROUP, 0755))
+        die("mkdir");
+    char limit[32];
+    snprintf(limit, sizeof limit, "%d", 4 * LIMIT);
+    write_line(GROUP "/memory.max", limit);
+    pid_t child = fork();
+    if (child == 0)
+        set_far_timers();
+    int status = 0;
+    waitpid(child, &status, 0);
+    end_all();
+    if (status)
+        printf("kmem: the process that sets timers ended with status %x\n", status);
+    if (rmdir(GROUP))
+        die(GROUP);
+    return status == 0;
+}
+
 #define RULE(kind)                   \
     static bool check_##kind(void) { \
         return keeps_to_limit(kind);    \
@@ -250,6 +299,7 @@ static const struct rule rules[] = {
     {"symbolic links", check_a_link},
     {"nested directories", check_a_directory},
     {"timers", check_a_timer},
+    {"settings of timers", settings_of_timers_take_none},
     {"pending signals", check_a_signal},
     {"record locks", check_a_lock},
     {"shared memory segments", check_a_segment},

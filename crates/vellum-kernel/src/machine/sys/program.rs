@@ -13,7 +13,6 @@ use crate::mem::spaces;
 use crate::mem::thread::failed;
 use crate::mem::{self, Object, UserSpace, payer, uaccess, vdso};
 use crate::task::Thread;
-use crate::task::timer;
 use crate::task::trace;
 use alloc::format;
 use alloc::sync::Arc;
@@ -309,7 +308,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     super::process::let_go_of_memory(thread);
     process.signals.lock().reset_for_exec();
     process.has_executed.store(true, Relaxed);
-    process.timers.lock().retain(|number, _| timer::is_interval(*number));
+    process.timers.lock().remove_posix();
     thread.traits.lock().credentials = Arc::new(own);
     crate::mem::space::unload();
     process.change_memory(Some(space.clone()));

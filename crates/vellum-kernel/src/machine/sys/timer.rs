@@ -39,7 +39,7 @@ fn interval_timer(which: u64) -> Result<usize, Errno> {
 /// Implements `getitimer`.
 pub fn getitimer(thread: &Arc<Thread>, which: u64, to: u64) -> Answer {
     let (number, _) = INTERVAL[interval_timer(which)?];
-    let timer = thread.process.timers.lock().get(&number).copied();
+    let timer = thread.process.timers.lock().get(number);
     write_interval(thread, to, timer).map(|()| 0)
 }
 
@@ -77,13 +77,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
         Some((value, word(8), word(12), word(16)))
     };
     let most = process.limits.lock()[abi::RLIMIT_SIGPENDING as usize][0];
-    let number = {
-        let mut timers = process.timers.lock();
-        if timers.len() as u64 >= most {
-            return Err(Errno::EAGAIN);
-        }
-        let taken = timers.keys().zip(0..).take_while(|(number, index)| *number == index).count();
-        let number = taken as u32;
+    let timer = |number: u32| {
         let (value, signal, kind, tid) = asked.unwrap_or((number.into(), abi::SIGALRM, SIGNAL, 0));
         if kind != NONE && !(1..=COUNT).contains(&signal) {
             return Err(Errno::EINVAL);
@@ -96,11 +90,11 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
             OF_THREAD if is_own() => OnExpiry::SignalThread(tid, info),
             _ => return Err(Errno::EINVAL),
         };
-        timers.insert(number, Timer::new(then, clock));
-        number
+        Ok(Timer::new(then, clock))
     };
+    let number = process.timers.lock().add(most, timer)?;
     if let Err(error) = uaccess::write(&thread.memory(), to, &number.to_le_bytes()) {
-        process.timers.lock().remove(&number);
+        process.timers.lock().remove(number);
         return Err(error);
     }
     Ok(0)
@@ -109,7 +103,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
 /// Returns the POSIX timer with this ID; `EINVAL` if there is none.
 fn get(thread: &Thread, number: u64) -> Result<Timer, Errno> {
     let number = number as u32;
-    thread.process.timers.lock().get(&number).copied().filter(|_| !is_interval(number)).ok_or(Errno::EINVAL)
+    thread.process.timers.lock().get(number).filter(|_| !is_interval(number)).ok_or(Errno::EINVAL)
 }
 
 /// Implements `timer_settime`.
@@ -146,7 +140,7 @@ pub fn getoverrun(thread: &Thread, number: u64) -> Answer {
 /// Implements `timer_delete`.
 pub fn delete(thread: &Thread, number: u64) -> Answer {
     get(thread, number)?;
-    thread.process.timers.lock().remove(&(number as u32));
+    thread.process.timers.lock().remove(number as u32);
     Ok(0)
 }
 

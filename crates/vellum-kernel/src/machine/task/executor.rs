@@ -74,25 +74,42 @@ pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
 
 /// Starts a task whose scheduler record the caller shares, to see whether the task sleeps.
 pub fn spawn_with(entity: Arc<SchedEntity>, future: impl Future<Output = ()> + Send + 'static) {
+    start_later(future, entity).detach();
+}
+
+/// Starts a task that ends when the caller drops the returned value, at its next wait if it runs.
+/// The drop takes the run queue's lock only.
+#[must_use = "the task ends when this is dropped"]
+pub fn spawn_owned(future: impl Future<Output = ()> + Send + 'static) -> Owned {
+    Owned(start_later(future, Arc::default()))
+}
+
+/// A task that ends with this value ([`spawn_owned`]).
+pub struct Owned(#[expect(dead_code, reason = "its drop ends the task")] Handle);
+
+type Handle = async_task::Task<(), Arc<SchedEntity>>;
+
+/// Starts a task. Its virtual runtime is one time slice greater than the current task's.
+fn start_later(future: impl Future<Output = ()> + Send + 'static, entity: Arc<SchedEntity>) -> Handle {
     let creator = VRUNTIME[percpu::current().index].load(Ordering::Relaxed) + elapsed();
     let vruntime = RUN_QUEUE.lock().min_vruntime.max(creator) + time::TIME_SLICE;
     entity.vruntime.store(vruntime, Ordering::Relaxed);
-    start(future, entity);
+    start(future, entity)
 }
 
 /// Starts a task that runs before all others whenever it is runnable, because it works for all of
 /// them.
 pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
-    start(future, Arc::new(SchedEntity { first: true, ..SchedEntity::default() }));
+    start(future, Arc::new(SchedEntity { first: true, ..SchedEntity::default() })).detach();
 }
 
 /// Creates the task and queues it. Its future has one frame at most: more than that may not be free
 /// in one piece, and the kernel has a reserve of frames only.
-fn start<F: Future<Output = ()> + Send + 'static>(future: F, entity: Arc<SchedEntity>) {
+fn start<F: Future<Output = ()> + Send + 'static>(future: F, entity: Arc<SchedEntity>) -> Handle {
     const { assert!(size_of::<F>() <= FRAME_SIZE as usize) };
     let (task, handle) = Builder::new().metadata(entity).spawn(|_| future, WithInfo(enqueue));
-    handle.detach();
     task.schedule();
+    handle
 }
 
 /// Returns the nanoseconds for which this CPU has run its present task.

@@ -11,6 +11,7 @@ use crate::mem::payer::Shared;
 use crate::mem::space::SpaceUser;
 use crate::mem::{UserSpace, now_ns};
 use crate::task::Thread;
+use crate::task::executor::Owned;
 use crate::task::life::Life;
 use crate::task::limits::count::Counted;
 use crate::task::signal::{self, Info, Signals};
@@ -136,9 +137,9 @@ pub struct Process {
     pub signalfds: SignalFds,
     /// The resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
-    /// True if the task that enforces the CPU time limit runs
-    /// ([`allowance`](crate::task::limits::allowance)).
-    pub watched: AtomicBool,
+    /// The task that enforces the CPU time limit ([`allowance`](crate::task::limits::allowance)),
+    /// while it runs.
+    pub allowance: Mutex<Option<Owned>>,
     /// The process's timers.
     pub timers: Mutex<Timers>,
     /// Set when the process has reported its end to its parent, after its last thread ended.
@@ -283,7 +284,7 @@ impl Process {
             proc_directory: Once::new(),
             signals: Mutex::new(Signals::new()),
             signalfds: SignalFds::default(),
-            watched: AtomicBool::new(false),
+            allowance: Mutex::default(),
             timers: Mutex::default(),
             counted: Mutex::default(),
             limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),

@@ -1,14 +1,16 @@
 //! A process's timers: interval timers (`setitimer`), and POSIX timers.
 //!
-//! Each setting of a timer starts a task that sleeps until the timer expires. A new setting changes
-//! the timer's version; the previous setting's task ends when it finds another version.
+//! Each setting of a timer starts a task that sleeps until the timer expires. The timer owns the
+//! task: a new setting, the end of the timer and that of the process end the task, however far the
+//! deadline is. A task that runs at that moment finds another version.
 //!
 //! No time slice is checked against timers of CPU time: their task sleeps for as long as they can't
 //! have expired even on all CPUs, and then looks again.
 
 use crate::mem::{machine, now_ns, started_at};
+use crate::task::executor::{self, Owned};
 use crate::task::signal::{self, Info};
-use crate::task::{Process, executor, time};
+use crate::task::{Process, time};
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +34,41 @@ pub const SI_TIMER: i32 = -2;
 static SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// A process's timers.
-pub type Timers = BTreeMap<u32, Timer>;
+#[derive(Default)]
+pub struct Timers {
+    timers: BTreeMap<u32, (Timer, Option<Owned>)>,
+}
+
+impl Timers {
+    /// Returns the timer with a number, as it is now.
+    pub fn get(&self, number: u32) -> Option<Timer> {
+        self.timers.get(&number).map(|(timer, _)| *timer)
+    }
+
+    /// Adds a POSIX timer with the lowest free number. `timer` makes it of that number.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`: there are `most` timers. The errors of `timer`.
+    pub fn add(&mut self, most: u64, timer: impl FnOnce(u32) -> Result<Timer, Errno>) -> Result<u32, Errno> {
+        if self.timers.len() as u64 >= most {
+            return Err(Errno::EAGAIN);
+        }
+        let number = self.timers.keys().zip(0..).take_while(|(number, index)| *number == index).count() as u32;
+        self.timers.insert(number, (timer(number)?, None));
+        Ok(number)
+    }
+
+    /// Removes a timer.
+    pub fn remove(&mut self, number: u32) {
+        self.timers.remove(&number);
+    }
+
+    /// Removes the POSIX timers: interval timers survive `execve`.
+    pub fn remove_posix(&mut self) {
+        self.timers.retain(|number, _| is_interval(*number));
+    }
+}
 
 /// The action when a timer expires.
 #[derive(Clone, Copy, Debug)]
@@ -138,15 +174,13 @@ impl Timer {
 /// `EINVAL`: there is no timer of this number.
 pub fn set(process: &Arc<Process>, number: u32, deadline: u64, interval: u64) -> Result<Timer, Errno> {
     let mut timers = process.timers.lock();
-    let timer = timers.get_mut(&number).ok_or(Errno::EINVAL)?;
+    let (timer, task) = timers.timers.get_mut(&number).ok_or(Errno::EINVAL)?;
     let (before, clock) = (*timer, timer.clock);
     // Versions are unique even among successive timers of the same number.
     let version = SETTINGS.fetch_add(1, Ordering::Relaxed) + 1;
     *timer = Timer { deadline, interval, version, overrun: 0, ..before };
-    drop(timers);
-    if deadline != 0 {
-        executor::spawn(run(Arc::downgrade(process), number, (clock, version), deadline));
-    }
+    let runs = || executor::spawn_owned(run(Arc::downgrade(process), number, (clock, version), deadline));
+    *task = (deadline != 0).then(runs);
     Ok(before)
 }
 
@@ -158,7 +192,8 @@ async fn run(process: Weak<Process>, number: u32, (clock, version): (Clock, u64)
         let Some(now) = clock.now(&process) else { return };
         let then = {
             let mut timers = process.timers.lock();
-            let Some(timer) = timers.get_mut(&number).filter(|timer| timer.version == version) else { return };
+            let timer = timers.timers.get_mut(&number).map(|(timer, _)| timer);
+            let Some(timer) = timer.filter(|timer| timer.version == version) else { return };
             // Missed expirations count as overruns, and so do those that would follow within the
             // next `SHORTEST` nanoseconds.
             let (late, next) = match timer.interval {
@@ -214,6 +249,7 @@ pub fn set_interval(process: &Arc<Process>, which: usize, ns: u64, interval: u64
     let clock = if signal == abi::SIGALRM { Clock::Monotonic } else { Clock::Process };
     let info = Info { signal, errno: 0, code: abi::SI_KERNEL as i32, fields: [0; 4] };
     let now = clock.now(process).unwrap_or_default();
-    process.timers.lock().entry(number).or_insert(Timer::new(OnExpiry::SignalProcess(info), clock));
+    let fresh = || (Timer::new(OnExpiry::SignalProcess(info), clock), None);
+    process.timers.lock().timers.entry(number).or_insert_with(fresh);
     set(process, number, if ns == 0 { 0 } else { now.saturating_add(ns) }, interval)
 }

@@ -2,13 +2,12 @@
 //!
 //! No time slice is checked against the limit. Instead a process with a limit has a task that
 //! sleeps for as long as the process can't have reached the limit even on all CPUs, and then
-//! checks.
+//! checks. The process owns the task, which ends with it.
 
 use crate::mem::{machine, now_ns};
 use crate::task::signal::{self, Info};
 use crate::task::{Process, executor, time};
 use alloc::sync::{Arc, Weak};
-use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::platform::Cpus;
 
@@ -19,8 +18,9 @@ const CPU: usize = abi::RLIMIT_CPU as usize;
 /// runs already.
 pub fn watch(process: &Arc<Process>) {
     let limited = process.limits.lock()[CPU] != [u64::MAX; 2];
-    if limited && !process.watched.swap(true, Relaxed) {
-        executor::spawn(run(Arc::downgrade(process)));
+    let mut task = process.allowance.lock();
+    if limited && task.is_none() {
+        *task = Some(executor::spawn_owned(run(Arc::downgrade(process))));
     }
 }
 
@@ -43,7 +43,7 @@ fn check_limits(process: &Arc<Process>) -> Option<u64> {
     let mut limits = process.limits.lock();
     let [soft, hard] = &mut limits[CPU];
     if [*soft, *hard] == [u64::MAX; 2] {
-        process.watched.store(false, Relaxed);
+        *process.allowance.lock() = None;
         return None;
     }
     let reached = |limit: u64| limit.checked_mul(SECOND).is_some_and(|limit| used >= limit);
