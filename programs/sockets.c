@@ -399,6 +399,26 @@ static bool unread_bytes_reset_the_peer(void) {
     return good & !close(pair[0]);
 }
 
+// A message of a socket without a name comes with no address, not with one that is empty.
+static bool unnamed_senders_have_no_address(void) {
+    static const int kinds[] = {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET};
+    bool good = true;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct sockaddr_un from = {.sun_family = 0x7777};
+        socklen_t length = sizeof from, peer = sizeof from;
+        char byte;
+        struct iovec piece = {&byte, 1};
+        struct msghdr message = {.msg_name = &from, .msg_namelen = sizeof from, .msg_iov = &piece, .msg_iovlen = 1};
+        int pair[2];
+        good &= !socketpair(AF_UNIX, kinds[i], 0, pair) && write(pair[0], "x", 1) == 1 && write(pair[0], "y", 1) == 1;
+        good &= recvfrom(pair[1], &byte, 1, 0, (struct sockaddr *)&from, &length) == 1 && !length;
+        good &= recvmsg(pair[1], &message, 0) == 1 && !message.msg_namelen && from.sun_family == 0x7777;
+        good &= !getpeername(pair[1], (struct sockaddr *)&from, &peer) && peer == sizeof from.sun_family;
+        good &= !close(pair[0]) & !close(pair[1]);
+    }
+    return good;
+}
+
 // A stream takes as many bytes as its buffer has room for, and its writer waits for more.
 static bool a_full_stream_holds_its_writer_up(void) {
     int pair[2], size = 8192, unsent = 0;
@@ -594,6 +614,7 @@ int main(void) {
         {"credentials are passed", credentials_are_passed},
         {"directions end one by one", directions_end_one_by_one},
         {"unread bytes reset the peer", unread_bytes_reset_the_peer},
+        {"unnamed senders have no address", unnamed_senders_have_no_address},
         {"a full stream holds its writer up", a_full_stream_holds_its_writer_up},
         {"calls end at the timeout", calls_end_at_the_timeout},
         {"sockets in their own inbox are closed", sockets_in_their_own_inbox_are_closed},

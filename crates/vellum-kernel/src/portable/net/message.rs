@@ -57,7 +57,7 @@ pub struct Cargo {
     pub who: Identity,
     /// The descriptors that came with them.
     pub rights: Option<Rights>,
-    /// The address of the socket that sent them.
+    /// The address of the socket that sent them, if it has one.
     pub from: Option<Address>,
     /// The header of a packet of IP.
     pub packet: Option<Packet>,

@@ -119,7 +119,7 @@ impl Endpoint {
         if state.inbox.is_empty() {
             return self.nothing(&mut state).map(|()| Default::default());
         }
-        let from = Some(state.peer_name.clone()).filter(|_| self.rules.has_identities);
+        let from = Some(state.peer_name.clone()).filter(|from| self.rules.has_identities && from.is_named());
         let (count, mut cargo) = state.inbox.take(to, how.peeks, one_sender)?;
         cargo.from = from;
         let senders = if how.peeks { Vec::new() } else { mem::take(&mut state.senders) };
@@ -224,7 +224,8 @@ impl Endpoint {
                 return if self.rules.waits_for_room { Err(Errno::EAGAIN) } else { Ok(()) };
             }
             other.inbox.make_room()?;
-            let cargo = Cargo { who: with.who, rights: with.rights.take(), from: Some(from), packet };
+            let cargo =
+                Cargo { who: with.who, rights: with.rights.take(), from: Some(from).filter(Address::is_named), packet };
             other.inbox.add_message(Message { bytes: mem::take(bytes), cargo });
             Ok(())
         })?;
